@@ -1,0 +1,64 @@
+# `make` alone lists what there is. Everything runs inside .venv, which `make setup` keeps up to date.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.segcal-setup
+TEST_WORKERS ?= 2
+# One thread a process: two test workers on two cores must not start two thread pools each.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+# Tests of one file stay in one process, so that what a file sets up (a wheel, a fitted calibrator) is made once.
+PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all lint format bench chromium clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv and install segcal with its development tools (only when something changed)
+
+# The build backend comes from .venv as well (no isolation), so the constraints hold for it and a repeated setup needs no download.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt 'setuptools>=77'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-build-isolation -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup ## the whole flow on synthetic data, into demo_out/
+	$(BIN)/segcal demo --out demo_out
+
+lint: setup ## ruff (rules and format) and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup ## rewrite the sources in the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: lint ## lint, then every test that is not marked slow
+	$(PYTEST) -m "not slow"
+
+test-all: lint ## lint, then every test
+	$(PYTEST)
+
+bench: setup ## run the scripts of benchmarks/ one after the other
+	@test -n "$(BENCHMARKS)" || echo "benchmarks/ holds no script"
+	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script"; done
+
+chromium: ## install chromium for the report's picture tests, if it is missing and you are root; never fails
+	@if command -v chromium >/dev/null 2>&1; then \
+	  echo "chromium is here: $$(command -v chromium)"; \
+	elif [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then \
+	  echo "chromium is missing; installing it needs root and apt-get. Tests that need it are skipped."; \
+	else \
+	  echo "chromium is missing: apt-get install -y chromium"; \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q chromium </dev/null \
+	    || { apt-get update -q </dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -q chromium </dev/null; } \
+	    || echo "chromium could not be installed. Tests that need it are skipped."; \
+	fi
+
+clean: ## remove caches, builds and demo_out (not .venv)
+	rm -rf build dist demo_out .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks *.egg-info
+	find segcal cli configs tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,53 @@
+"""Post-hoc calibration of nnU-Net ensembles.
+
+The names below are loaded when they are first used, so `import segcal` reads no file, no environment variable and
+none of the heavy libraries.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from segcal.fit import fit, fit_many
+    from segcal.fitted import FittedCalibrator, load_calibrator
+    from segcal.manifest import Manifest
+
+__version__ = "0.1.0"
+
+__all__ = ["FittedCalibrator", "Manifest", "__version__", "fit", "fit_many", "load_calibrator"]
+
+_HOME = {
+    "FittedCalibrator": "segcal.fitted",
+    "Manifest": "segcal.manifest",
+    "fit": "segcal.fit",
+    "fit_many": "segcal.fit",
+    "load_calibrator": "segcal.fitted",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))
+
+
+class _Package(ModuleType):
+    """Keeps `segcal.fit` the function: Python binds an imported submodule to its package under the submodule's name."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if isinstance(value, ModuleType) and _HOME.get(name) == value.__name__:
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,280 @@
+"""Applying a calibrator: every case of a manifest to calibrated maps and a segmentation on disk.
+
+Cases are read ahead by one: while a case is calibrated and written, the members of the next are being unpacked.
+Nothing is kept of a finished case, so memory is bounded by two cases whatever their number.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import nibabel
+import numpy
+import torch
+
+import segcal
+from segcal.applying.files import plan_files, possible_files, write_case
+from segcal.applying.maps import calibrated_maps
+from segcal.applying.record import ApplySettings, CaseEntry, InputFile, Recipe, RunRecord, open_record
+from segcal.applying.stored import MapFormat, StorageType, check_storage
+from segcal.cases import CaseData, load_case
+from segcal.errors import Interrupted, OutputError, SegcalError
+from segcal.fitted import FittedCalibrator
+from segcal.io.images import read_grid
+from segcal.io.members import member_fingerprint
+from segcal.io.nifti import is_nifti
+from segcal.manifest import Manifest, ManifestCase
+from segcal.types import Grid, Pooling, Progress
+
+
+@dataclass
+class ApplyRun:
+    """What a run did, by case id.
+
+    Attributes:
+        out: The folder with the files and run.json.
+        done: Cases written by this run.
+        redone: Those of them that an earlier run had finished from other inputs, settings or calibrator.
+        skipped: Cases an earlier run had finished from the same.
+        failed: Cases that could not be done, with the message; only with `keep_going`.
+        n_floored: Stored probabilities of exactly 0 (and the like) that were raised to have a logarithm.
+        warnings: What the user should know about the match of calibrator and data.
+    """
+
+    out: Path
+    done: list[str] = field(default_factory=list)
+    redone: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    n_floored: int = 0
+    warnings: tuple[str, ...] = ()
+
+
+def apply_calibrator(
+    fitted: FittedCalibrator,
+    manifest: Manifest,
+    out: Path,
+    *,
+    device: torch.device,
+    format: MapFormat = "nnunet",
+    dtype: StorageType = "float32",
+    pooling: Pooling | None = None,
+    resume: bool = False,
+    keep_going: bool = False,
+    confidence: bool = False,
+    entropy: bool = False,
+    force: bool = False,
+    cases: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> ApplyRun:
+    """Write calibrated probabilities and the segmentation of every case; see `segcal.applying.files` for the layout.
+
+    The maps of order- and argmax-preserving methods hold the pooled decision at every voxel, in the file, at every
+    dtype. Outside a case's crop the background is certain (regions: absent). Files appear whole or not at all, and
+    run.json names a case only after its files are finished.
+
+    Args:
+        format: nnU-Net's `.npz`, or NIfTI with the case's true affine.
+        dtype: float32; float16 (nnunet only); uint16 in steps of 1/65535 with scl_slope (nifti only).
+        pooling: How members are pooled; that of the calibrator when absent, and any other is refused.
+        resume: Continue the run in `out`: skip cases whose inputs, calibrator, settings and files are unchanged.
+        keep_going: Note a case that cannot be done and go on with the next; a full disk still ends the run.
+        confidence, entropy: Also write these maps.
+        force: Apply in spite of a mismatch that can be overridden.
+        cases: Ids to apply to; all when absent.
+
+    Raises:
+        Interrupted: Ctrl-C or SIGTERM; what was finished so far is in run.json.
+    """
+    check_storage(format, dtype)
+    pooling = pooling or fitted.info.pooling
+    warnings = tuple(fitted.check_compatible(manifest, pooling, force=force))
+    chosen = manifest.cases if cases is None else tuple(manifest.case(case_id) for case_id in dict.fromkeys(cases))
+    settings = ApplySettings(
+        format=format,
+        dtype=dtype,
+        confidence=confidence,
+        entropy=entropy,
+        kind=manifest.kind,
+        pooling=pooling,
+        axes=manifest.axes,
+        label_values=manifest.regions_class_order or tuple(range(manifest.n_classes)),
+    )
+    record = open_record(
+        out,
+        _fresh_record(fitted, manifest, settings, warnings),
+        resume=resume,
+        inputs=_input_files(manifest, chosen),
+        targets=(name for case in chosen for name in possible_files(case.id)),
+    )
+    job = _Job(fitted, manifest, out, settings, device, record)
+    run = ApplyRun(out, warnings=warnings)
+    try:
+        _run_cases(job, run, chosen, keep_going, progress)
+    except KeyboardInterrupt:
+        finished = len(run.done) + len(run.skipped)
+        raise Interrupted(
+            f"{finished} of {len(chosen)} cases are finished in {out}; run the same command with --resume to go on"
+        ) from None
+    record.complete = not run.failed
+    record.save(out)
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A case that was read, or found finished: then there is no data."""
+
+    recipe: Recipe
+    data: CaseData | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One calibrator on one manifest into one folder, a case at a time."""
+
+    fitted: FittedCalibrator
+    manifest: Manifest
+    out: Path
+    settings: ApplySettings
+    device: torch.device
+    record: RunRecord
+
+    def prepare(self, case: ManifestCase) -> _Prepared:
+        """Read a case unless its files are there already; runs beside `finish` of the case before."""
+        start = time.perf_counter()
+        recipe = Recipe(
+            calibrator_sha256=self.record.calibrator_sha256,
+            settings=self.settings,
+            inputs=_fingerprints(self.manifest, case),
+        )
+        entry = self.record.cases.get(case.id)
+        if entry is not None and entry.stands_for(recipe, self.out):
+            return _Prepared(recipe, None, 0.0)
+        data = load_case(self.manifest, case, pooling=self.settings.pooling, device=self.device, with_labels=False)
+        return _Prepared(recipe, data, time.perf_counter() - start)
+
+    def finish(self, case: ManifestCase, recipe: Recipe, data: CaseData, read_seconds: float) -> None:
+        """Calibrate, write, and only then put the case into run.json."""
+        start = time.perf_counter()
+        grid = data.grid or Grid((data.logits.shape[1], data.logits.shape[2], data.logits.shape[3]))
+        files = plan_files(case.id, grid, self.settings)
+        maps = calibrated_maps(self.fitted, data, self.settings, regions=self.manifest.has_regions)
+        calibrated = time.perf_counter()
+        before = self.record.cases.pop(case.id, None)
+        if before is not None:
+            # From here on the files may be of either run, so the old entry no longer describes them.
+            self.record.save(self.out)
+        outputs = write_case(self.out, files, maps, grid.affine)
+        for stale in () if before is None else before.outputs:
+            if stale.file not in files.names:
+                (self.out / stale.file).unlink(missing_ok=True)
+        written = time.perf_counter()
+        seconds = {"read": read_seconds, "calibrate": calibrated - start, "write": written - calibrated}
+        self.record.cases[case.id] = CaseEntry(
+            status="done",
+            recipe=recipe,
+            outputs=outputs,
+            n_floored=data.n_floored,
+            seconds={stage: round(value, 3) for stage, value in seconds.items()},
+        )
+        self.record.save(self.out)
+
+
+def _run_cases(
+    job: _Job, run: ApplyRun, cases: Sequence[ManifestCase], keep_going: bool, progress: Progress | None
+) -> None:
+    with closing(_read_ahead(cases, job.prepare)) as reading:
+        for index, (case, reader) in enumerate(reading):
+            if progress is not None:
+                progress("apply", index, len(cases))
+            before = job.record.cases.get(case.id)
+            try:
+                prepared = reader.result()
+                if prepared.data is None:
+                    run.skipped.append(case.id)
+                    continue
+                job.finish(case, prepared.recipe, prepared.data, prepared.seconds)
+            except OutputError:
+                raise
+            except SegcalError as error:
+                left = () if before is None else before.outputs
+                job.record.cases[case.id] = CaseEntry(status="failed", error=str(error), outputs=left)
+                job.record.save(job.out)
+                if not keep_going:
+                    raise
+                run.failed[case.id] = str(error)
+                continue
+            run.done.append(case.id)
+            run.n_floored += prepared.data.n_floored
+            if before is not None and before.status == "done":
+                run.redone.append(case.id)
+    if progress is not None:
+        progress("apply", len(cases), len(cases))
+
+
+def _read_ahead(
+    cases: Sequence[ManifestCase], prepare: Callable[[ManifestCase], _Prepared]
+) -> Generator[tuple[ManifestCase, Future[_Prepared]]]:
+    """Cases in order, each with its reading under way; the next one starts when a case is handed out."""
+    if not cases:
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="segcal-apply") as reader:
+        ahead = reader.submit(prepare, cases[0])
+        try:
+            for case, following in zip(cases, [*cases[1:], None], strict=True):
+                current = ahead
+                current.exception()  # waits, so that never more than two cases are in memory
+                if following is not None:
+                    ahead = reader.submit(prepare, following)
+                yield case, current
+        finally:
+            ahead.cancel()
+
+
+def _fingerprints(manifest: Manifest, case: ManifestCase) -> tuple[InputFile, ...]:
+    """What a case is made from: its members and, where they carry no geometry, the file that does."""
+    found = [InputFile(file=name, fingerprint=member_fingerprint(manifest.resolve(name))) for name in case.members]
+    if is_nifti(manifest.resolve(case.members[0])):
+        return tuple(found)
+    for name in (case.label, case.deployed, case.image):
+        if name is not None:
+            grid = read_grid(manifest.resolve(name))
+            affine = None if grid.affine is None else grid.affine.tolist()
+            found.append(InputFile(file=name, fingerprint=f"grid:{list(grid.shape)}:{affine}"))
+            if affine is not None:
+                break
+    return tuple(found)
+
+
+def _input_files(manifest: Manifest, cases: Sequence[ManifestCase]) -> set[Path]:
+    names = (name for case in cases for name in (*case.members, case.label, case.image, case.deployed))
+    return {manifest.resolve(name).resolve() for name in names if name is not None}
+
+
+def _fresh_record(
+    fitted: FittedCalibrator, manifest: Manifest, settings: ApplySettings, warnings: tuple[str, ...]
+) -> RunRecord:
+    versions = {
+        "segcal": segcal.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": numpy.__version__,
+        "nibabel": nibabel.__version__,
+    }
+    return RunRecord(
+        calibrator_sha256=fitted.sha256,
+        method=fitted.info.method,
+        manifest_name=manifest.name,
+        manifest_sha256=manifest.sha256,
+        settings=settings,
+        versions=versions,
+        warnings=warnings,
+    )

@@ -1,0 +1,100 @@
+"""The maps of one case: calibrated probabilities as stored, the label map they say, how sure they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from segcal.applying.record import ApplySettings
+from segcal.applying.stored import store_classes, store_regions
+from segcal.cases import CaseData
+from segcal.fitted import FittedCalibrator
+from segcal.types import Box
+
+
+@dataclass(frozen=True, slots=True)
+class CaseMaps:
+    """What is written for one case.
+
+    Attributes:
+        probabilities: (class or region, z, y, x) in the storage type.
+        segmentation: (z, y, x) label values.
+        extras: `confidence` and `entropy`, (z, y, x) float32, as far as they were asked for.
+        crop: where the network predicted, None for everywhere.
+    """
+
+    probabilities: NDArray[np.generic]
+    segmentation: NDArray[np.generic]
+    extras: Mapping[str, NDArray[np.float32]]
+    crop: Box | None
+
+
+def calibrated_maps(fitted: FittedCalibrator, case: CaseData, settings: ApplySettings, *, regions: bool) -> CaseMaps:
+    """Calibrate one case and bring it into the form in which it is stored.
+
+    The decision is the pooled one for preserving methods and that of the calibrated probabilities for the others.
+    The stored map and the segmentation both say it, so they agree at every dtype.
+    """
+    probs = fitted.volume_probs(case)
+    preserving = fitted.info.preserves is not None
+    if regions:
+        decision = case.decision if preserving else probs > 0.5
+        stored = store_regions(probs, decision, settings.dtype)
+        labels = paint_regions(decision, settings.label_values)
+    else:
+        labels = decision = case.decision if preserving else probs.argmax(0)
+        stored = store_classes(probs, decision, settings.dtype)
+    extras: dict[str, NDArray[np.float32]] = {}
+    if settings.confidence:
+        extras["confidence"] = confidence_map(probs, regions=regions)
+    if settings.entropy:
+        extras["entropy"] = entropy_map(probs, regions=regions)
+    return CaseMaps(stored, label_array(labels, settings.label_values), extras, case.crop)
+
+
+def paint_regions(decision: Tensor, class_order: tuple[int, ...]) -> Tensor:
+    """Turn region decisions into one label map as nnU-Net does: later regions overwrite earlier ones.
+
+    Args:
+        decision: (R, z, y, x) bool.
+        class_order: the label value each region is painted with, `regions_class_order` of dataset.json.
+
+    Returns:
+        (z, y, x) int64 label values, 0 where no region was decided.
+    """
+    labels = torch.zeros(decision.shape[1:], dtype=torch.int64, device=decision.device)
+    for region, value in zip(decision, class_order, strict=True):
+        labels[region] = value
+    return labels
+
+
+def label_array(labels: Tensor, label_values: tuple[int, ...]) -> NDArray[np.generic]:
+    """A label map in the narrowest unsigned type that holds every label the model knows, as nnU-Net writes them."""
+    array: NDArray[np.generic] = labels.cpu().numpy()
+    return array.astype(np.uint8 if max(label_values) < 256 else np.uint16)
+
+
+def confidence_map(probs: Tensor, *, regions: bool) -> NDArray[np.float32]:
+    """How sure the map is of its decision, (z, y, x): the largest class probability.
+
+    Region models decide every region on its own; theirs is the confidence of the least sure region,
+    min over regions of max(p, 1 - p).
+    """
+    values = torch.maximum(probs, 1 - probs).amin(0) if regions else probs.amax(0)
+    return values.cpu().numpy().astype(np.float32)
+
+
+def entropy_map(probs: Tensor, *, regions: bool) -> NDArray[np.float32]:
+    """Shannon entropy in nats, (z, y, x); for regions the sum over their independent binary decisions."""
+    total = torch.zeros(probs.shape[1:], dtype=torch.float32, device=probs.device)
+    for channel in probs:
+        total -= torch.xlogy(channel, channel)
+        if regions:
+            total -= torch.xlogy(1 - channel, 1 - channel)
+    # Rounding can leave a certain voxel at -1e-7.
+    return total.clamp_(min=0).cpu().numpy().astype(np.float32)

@@ -1,0 +1,175 @@
+"""run.json: what a run of `segcal apply` read, wrote and was asked for, so it can be resumed and audited.
+
+The file is replaced as a whole after every case, and only after the case's own files are finished: whatever
+interrupts a run, every case that run.json calls done is complete on disk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from segcal.applying.stored import MapFormat, StorageType
+from segcal.errors import FileFormatError, UsageError
+from segcal.io.atomic import TEMPORARY_PREFIX, write_text_atomic
+from segcal.types import Kind, Pooling
+
+RECORD_NAME = "run.json"
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ApplySettings(_Entry):
+    """Everything besides the calibrator and the input files that decides what a case's files hold."""
+
+    format: MapFormat
+    dtype: StorageType
+    confidence: bool
+    entropy: bool
+    kind: Kind
+    pooling: Pooling
+    axes: str
+    label_values: tuple[int, ...]
+
+
+class InputFile(_Entry):
+    """A file that was read, as the manifest names it.
+
+    The fingerprint of a member says its size and checksums; that of a label or image, of which only the geometry is
+    used, says its grid.
+    """
+
+    file: str
+    fingerprint: str
+
+
+class OutputFile(_Entry):
+    """A file that was written, relative to the run's folder."""
+
+    file: str
+    bytes: int
+
+
+class Recipe(_Entry):
+    """What a case's files were made from; a case is done again when any of it changes."""
+
+    calibrator_sha256: str
+    settings: ApplySettings
+    inputs: tuple[InputFile, ...]
+
+
+class CaseEntry(_Entry):
+    """One case of a run: finished with its files, or failed with the message and what an earlier run left of it."""
+
+    status: Literal["done", "failed"]
+    recipe: Recipe | None = None
+    outputs: tuple[OutputFile, ...] = ()
+    n_floored: int = 0
+    warnings: tuple[str, ...] = ()
+    error: str | None = None
+    seconds: dict[str, float] = Field(default_factory=dict)
+
+    def stands_for(self, recipe: Recipe, out: Path) -> bool:
+        """Whether the files are still there, whole, and made from exactly this."""
+        return (
+            self.status == "done"
+            and self.recipe == recipe
+            and all(_size(out / output.file) == output.bytes for output in self.outputs)
+        )
+
+
+class RunRecord(BaseModel):
+    """The content of run.json."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: Literal[1] = 1
+    command: Literal["apply"] = "apply"
+    complete: bool = False
+    calibrator_sha256: str
+    method: str
+    manifest_name: str
+    manifest_sha256: str
+    settings: ApplySettings
+    versions: dict[str, str]
+    warnings: tuple[str, ...] = ()
+    cases: dict[str, CaseEntry] = Field(default_factory=dict)
+
+    def save(self, out: Path) -> None:
+        """Replace run.json in `out`; same content, same bytes."""
+        text = json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True)
+        write_text_atomic(out / RECORD_NAME, text + "\n")
+
+
+def open_record(out: Path, fresh: RunRecord, *, resume: bool, inputs: set[Path], targets: Iterable[str]) -> RunRecord:
+    """Start the record of a run, or take up the one in the folder, and write it.
+
+    Args:
+        out: The run's folder; made when it is not there.
+        fresh: The record of a run that has not done anything yet.
+        resume: Whether a record in the folder may be continued.
+        inputs: Files the run reads; none of them may be overwritten.
+        targets: Names the run may write, relative to `out`.
+
+    Raises:
+        UsageError: The folder belongs to another run, to something else or to the inputs.
+    """
+    before = load_record(out)
+    if before is not None and not resume:
+        raise UsageError(
+            f"{out}: already holds a run ({RECORD_NAME}, {len(before.cases)} cases). "
+            "Add --resume to continue it, or choose another folder with --out."
+        )
+    for target in targets:
+        _refuse_taken(out, target, inputs, ours=before is not None)
+    if before is not None:
+        _sweep(out)
+        fresh = fresh.model_copy(update={"cases": dict(before.cases)})
+    fresh.save(out)
+    return fresh
+
+
+def load_record(out: Path) -> RunRecord | None:
+    """The record in a run's folder, None where there is none."""
+    path = out / RECORD_NAME
+    try:
+        return RunRecord.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file as a whole"
+        raise FileFormatError(
+            f"{path}: not the record of a `segcal apply` run ({where}: {first['msg']}). "
+            "Choose another folder with --out, or remove the file if it belongs to nothing."
+        ) from error
+
+
+def _refuse_taken(out: Path, target: str, inputs: set[Path], *, ours: bool) -> None:
+    path = out / target
+    if path.resolve() in inputs:
+        raise UsageError(f"{path}: is one of the input files and would be overwritten; choose another --out.")
+    if not ours and path.exists():
+        raise UsageError(
+            f"{path}: already exists, and the folder has no {RECORD_NAME} that says segcal wrote it. "
+            "Choose an empty folder with --out."
+        )
+
+
+def _sweep(out: Path) -> None:
+    """Remove unfinished files of a run that was killed, which could not do so itself."""
+    for path in [*out.glob(f"{TEMPORARY_PREFIX}*"), *out.glob(f"*/{TEMPORARY_PREFIX}*")]:
+        path.unlink(missing_ok=True)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None

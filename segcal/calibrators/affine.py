@@ -1,0 +1,177 @@
+"""Calibrators whose pre-softmax map is linear in its parameters: one form, one fit for all of them.
+
+Every such method looks at a voxel through features x (n, d), multiplies them with a matrix B (d, C) that is
+linear in the parameters theta, and takes a softmax over columns that stand for classes in some order:
+
+    log q = log_softmax(x B),    vec(B) = embed theta
+
+`AffineDesign` holds the constant part (embed, bounds, penalties), so the solvers know nothing about methods.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar, Self, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import sparse
+from torch import Tensor
+
+from segcal.calibrators.base import Calibrator
+
+RIDGE = 1e-6
+"""Weight of the fixed ridge that keeps every optimum finite (METHODS 2)."""
+
+Vector: TypeAlias = NDArray[np.float64]
+Matrix: TypeAlias = "sparse.csr_array[np.float64, tuple[int, int]]"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AffineDesign:
+    """The constant part of one expert's fitting problem with P parameters.
+
+    Attributes:
+        shape: (d, C), the shape of B.
+        embed: (d C, P) sparse, how the parameters build B, row by row.
+        start: (P,), the parameters of the identity map, also the centre of the ridge.
+        lower, upper: (P,) bounds, possibly infinite.
+        off_diagonal: (P, P), theta' Q theta = sum_{i != j} W_ij^2 / (C (C - 1)), the part lambda weighs.
+        bias: (P, P), theta' Q theta = sum_j b_j^2 / C, the part mu weighs.
+        ridge: (P, P), theta' Q theta = the fixed ridge around `start`, with its weight.
+        n_experts: 1, or C when every predicted class has its own map.
+    """
+
+    shape: tuple[int, int]
+    embed: Matrix
+    start: Vector
+    lower: Vector
+    upper: Vector
+    off_diagonal: Matrix
+    bias: Matrix
+    ridge: Matrix
+    n_experts: int = 1
+
+    @property
+    def n_parameters(self) -> int:
+        return self.start.size
+
+    def matrix(self, theta: Vector) -> Vector:
+        """(P,) parameters to B (d, C)."""
+        return np.asarray(self.embed @ theta).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What one method sees of a set of rows.
+
+    Attributes:
+        features: (n, d).
+        order: (n, C) int64, the class that each output column stands for; None for the natural order.
+    """
+
+    features: Tensor
+    order: Tensor | None = None
+
+    def columns_of(self, labels: Tensor) -> Tensor:
+        """(n,) output column of each row's label."""
+        if self.order is None:
+            return labels
+        return (self.order == labels.unsqueeze(1)).to(torch.uint8).argmax(1)
+
+    def to_classes(self, columns: Tensor) -> Tensor:
+        """(n, C) values by column to values by class."""
+        if self.order is None:
+            return columns
+        return torch.empty_like(columns).scatter_(1, self.order, columns)
+
+
+class AffineCalibrator(Calibrator):
+    """A calibrator described by an `AffineDesign`; subclasses say which features and which matrices."""
+
+    class_conditional: ClassVar[bool] = False
+    penalised: ClassVar[bool] = True
+    """Whether lambda and mu mean anything for this method."""
+
+    @classmethod
+    @abstractmethod
+    def build_design(cls, n_classes: int) -> AffineDesign:
+        """The fitting problem of one expert; call `design`, which remembers it."""
+
+    @classmethod
+    def design(cls, n_classes: int) -> AffineDesign:
+        """The fitting problem of one expert."""
+        return _remembered_design(cls, n_classes)
+
+    @classmethod
+    @abstractmethod
+    def view(cls, logits: Tensor, decision: Tensor) -> View:
+        """Features and column order of rows: (n, C) logits, (n,) decisions."""
+
+    @classmethod
+    @abstractmethod
+    def from_theta(cls, theta: Vector, n_classes: int) -> Self:
+        """(E, P) parameters to a calibrator."""
+
+    @abstractmethod
+    def theta(self) -> Vector:
+        """(E, P): inverse of `from_theta`."""
+
+    @classmethod
+    def identity(cls, n_classes: int) -> Self:
+        design = cls.design(n_classes)
+        return cls.from_theta(np.tile(design.start, (design.n_experts, 1)), n_classes)
+
+    def log_probs(self, logits: Tensor, decision: Tensor | None = None) -> Tensor:
+        chosen = logits.argmax(1) if decision is None else decision
+        exact = logits.to(_matmul_dtype(logits))
+        view = self.view(exact, chosen)
+        design = self.design(logits.shape[1])
+        stacked = np.stack([design.matrix(theta) for theta in self.theta()])
+        matrices = torch.as_tensor(stacked).to(device=exact.device, dtype=exact.dtype)
+        scores = _scores(view.features, matrices, chosen if self.class_conditional else None)
+        return view.to_classes(torch.log_softmax(scores, 1)).to(logits.dtype)
+
+
+def with_one(features: Tensor) -> Tensor:
+    """(n, d) to (n, d + 1): the constant feature that carries the bias."""
+    return torch.cat([features, torch.ones_like(features[:, :1])], 1)
+
+
+def diagonal(values: Vector | list[float]) -> Matrix:
+    """A sparse diagonal matrix."""
+    return sparse.diags_array(np.asarray(values, dtype=np.float64), format="csr")
+
+
+def nothing(n_parameters: int) -> Matrix:
+    """A penalty that penalises nothing."""
+    return sparse.csr_array((n_parameters, n_parameters), dtype=np.float64)
+
+
+def free(n_parameters: int) -> tuple[Vector, Vector]:
+    """Lower and upper bounds that never bind."""
+    return np.full(n_parameters, -np.inf), np.full(n_parameters, np.inf)
+
+
+@cache
+def _remembered_design(method: type[AffineCalibrator], n_classes: int) -> AffineDesign:
+    return method.build_design(n_classes)
+
+
+def _matmul_dtype(logits: Tensor) -> torch.dtype:
+    """Half precision is too coarse for the margins of near-ties; everything else keeps its type."""
+    return torch.float32 if logits.dtype in (torch.float16, torch.bfloat16) else logits.dtype
+
+
+def _scores(features: Tensor, matrices: Tensor, expert: Tensor | None) -> Tensor:
+    """(n, C) pre-softmax values; rows are grouped by expert so that each group is one product."""
+    if expert is None:
+        return features @ matrices[0]
+    scores = features.new_empty(features.shape[0], matrices.shape[2])
+    for index in torch.unique(expert).tolist():
+        rows = (expert == index).nonzero().squeeze(1)
+        scores[rows] = features[rows] @ matrices[index]
+    return scores

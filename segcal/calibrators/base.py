@@ -1,0 +1,141 @@
+"""The contract every calibrator keeps: frozen parameters, a pure map from logits to log-probabilities."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self, TypeAlias, TypeVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from segcal.errors import ParameterError
+from segcal.preserve import keep_decision
+
+Preserves: TypeAlias = Literal["order", "argmax"] | None
+Array = TypeVar("Array", Tensor, NDArray[np.floating])
+
+ROWS_PER_CHUNK = 1 << 17
+"""Voxels that are calibrated at once: a few megabytes at five classes, so temporaries stay in cache."""
+
+
+class Calibrator(ABC):
+    """A fitted map from pooled logits to calibrated probabilities.
+
+    Subclasses are frozen dataclasses whose fields are float64 tensors (or floats). They declare what they
+    promise in three class variables, and the conformance suite checks the declarations.
+
+    Attributes:
+        name: the registry key, the paper's short name.
+        translation_invariant: adding one constant to all logits of a voxel changes nothing.
+        preserves: "order" keeps the ranking of the classes, "argmax" the winner, None neither.
+        spatial: needs whole volumes because a voxel's neighbours matter.
+    """
+
+    name: ClassVar[str]
+    translation_invariant: ClassVar[bool]
+    preserves: ClassVar[Preserves]
+    spatial: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def n_classes(self) -> int | None:
+        """Number of classes the parameters belong to; None if any number will do."""
+
+    @classmethod
+    @abstractmethod
+    def identity(cls, n_classes: int) -> Self:
+        """The calibrator that changes nothing: where every fit starts."""
+
+    @classmethod
+    @abstractmethod
+    def parameter_counts(cls, n_classes: int) -> tuple[int, int]:
+        """(optimised, identifiable) numbers of parameters, as SEG Table 2 counts them."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """The parameters by name, float64, as the calibrator file stores them."""
+
+    @classmethod
+    @abstractmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """Inverse of `tensors`; raises ParameterError on missing names, shapes or values out of range."""
+
+    @abstractmethod
+    def log_probs(self, logits: Tensor, decision: Tensor | None = None) -> Tensor:
+        """Calibrated log-probabilities of plain rows.
+
+        Args:
+            logits: (n, C), pooled logits or log-probabilities; not changed.
+            decision: (n,) int64 reference decision; the argmax of `logits` when absent.
+
+        Returns:
+            (n, C) in the dtype and on the device of `logits`.
+        """
+
+    def volume_log_probs(self, logits: Tensor, decision: Tensor | None = None) -> Tensor:
+        """The same for a volume: (C, z, y, x) logits, (z, y, x) decision."""
+        flat = logits.reshape(logits.shape[0], -1)
+        winners = None if decision is None else decision.reshape(-1)
+        out = torch.empty_like(flat)
+        for begin in range(0, flat.shape[1], ROWS_PER_CHUNK):
+            part = slice(begin, begin + ROWS_PER_CHUNK)
+            chosen = None if winners is None else winners[part]
+            out[:, part] = self.log_probs(flat[:, part].T, chosen).T
+        return out.reshape(logits.shape)
+
+    def probabilities(self, logits: Array, *, class_axis: int, decision: Array | None = None) -> Array:
+        """Calibrated probabilities of an array of any shape.
+
+        The class axis is named because (C, z, y, x) and (n, C, y, x) cannot be told apart. Preserving
+        calibrators keep the reference decision in the result too: rounding never flips a label.
+
+        Args:
+            logits: numpy array or torch tensor, floating point.
+            class_axis: where the classes are.
+            decision: reference decision, the shape of `logits` without the class axis; argmax when absent.
+        """
+        values = torch.as_tensor(logits)
+        check_floating(values, self)
+        moved = torch.movedim(values, class_axis, 0)
+        if self.n_classes not in (None, moved.shape[0]):
+            raise ParameterError(
+                f"{self.name}: fitted for {self.n_classes} classes, but axis {class_axis} of the array "
+                f"{tuple(values.shape)} has {moved.shape[0]}; check class_axis"
+            )
+        chosen = moved.argmax(0) if decision is None else torch.as_tensor(decision).to(moved.device)
+        probs = self._moved_probabilities(moved, chosen)
+        if self.preserves is not None:
+            probs = keep_decision(probs, chosen)
+        result = torch.movedim(probs, 0, class_axis)
+        return result if isinstance(logits, Tensor) else cast(Array, result.numpy())
+
+    def _moved_probabilities(self, moved: Tensor, decision: Tensor) -> Tensor:
+        """(C, ...) logits to (C, ...) probabilities; spatial calibrators need exactly (C, z, y, x)."""
+        if self.spatial and moved.ndim != 4:
+            raise ParameterError(
+                f"{self.name} looks at a voxel's neighbours: it needs a (C, z, y, x) volume, "
+                f"got {moved.ndim} axes. Use a voxel-wise method for plain rows."
+            )
+        return self.volume_log_probs(moved, decision).exp_()
+
+
+def check_floating(values: Tensor, calibrator: Calibrator) -> None:
+    """Integers here are nearly always labels handed in by mistake."""
+    if not values.is_floating_point():
+        raise ParameterError(f"{calibrator.name}: logits must be floating point, got {values.dtype}")
+
+
+def expect_tensor(tensors: Mapping[str, Tensor], name: str, shape: tuple[int | None, ...], method: str) -> Tensor:
+    """One finite float64 parameter of the given shape (None: any length), or a ParameterError."""
+    if name not in tensors:
+        raise ParameterError(f"{method}: parameter `{name}` is missing; found {sorted(tensors) or 'none'}")
+    value = tensors[name].to(torch.float64)
+    wanted = [have if want is None else want for want, have in zip(shape, value.shape, strict=False)]
+    if value.ndim != len(shape) or wanted != list(value.shape):
+        raise ParameterError(f"{method}: parameter `{name}` has shape {tuple(value.shape)}, expected {shape}")
+    if not bool(torch.isfinite(value).all()):
+        raise ParameterError(f"{method}: parameter `{name}` holds values that are not finite")
+    return value

@@ -1,0 +1,43 @@
+"""No calibration, as a calibrator: the baseline every table starts with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from segcal.calibrators.base import Calibrator, Preserves
+
+
+@dataclass(frozen=True, slots=True)
+class Identity(Calibrator):
+    """softmax(z): what the ensemble itself says."""
+
+    name: ClassVar[str] = "identity"
+    translation_invariant: ClassVar[bool] = True
+    preserves: ClassVar[Preserves] = "order"
+
+    @property
+    def n_classes(self) -> int | None:
+        return None
+
+    @classmethod
+    def identity(cls, n_classes: int) -> Self:
+        return cls()
+
+    @classmethod
+    def parameter_counts(cls, n_classes: int) -> tuple[int, int]:
+        return 0, 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        return cls()
+
+    def log_probs(self, logits: Tensor, decision: Tensor | None = None) -> Tensor:
+        return torch.log_softmax(logits, 1)

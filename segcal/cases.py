@@ -1,0 +1,181 @@
+"""One case from disk, ready to compute with: pooled logits, labels and the decision, on one grid."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from segcal.case_labels import check_grid, load_deployed, read_case_labels, rows, targets
+from segcal.errors import DataError, GeometryError, UsageError
+from segcal.io.images import read_grid
+from segcal.io.members import Member, member_fingerprint, read_member
+from segcal.manifest import Manifest, ManifestCase
+from segcal.pooling import Pool, Pooled
+from segcal.types import Box, Grid, Kind, Pooling
+
+__all__ = ["MEMBERS_IN_MEMORY", "CaseData", "load_case", "load_deployed"]
+
+MEMBERS_IN_MEMORY = 2
+"""Members decoded at the same time: one is added while the next is unpacked."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CaseData:
+    """Everything the library computes with for one case.
+
+    Attributes:
+        case_id: as in the manifest.
+        logits: (C, z, y, x) float32, pooled; log-odds per region for region models; 0 outside the crop.
+        labels: (z, y, x) int64 class index, IGNORED where the label says so; None without labels and for region
+            models.
+        region_labels: (R, z, y, x) bool, whether the voxel belongs to each region; only for region models.
+        valid: (z, y, x) bool, False at ignored voxels; None when no voxel is ignored.
+        decision: (z, y, x) int64 argmax of the logits, first index on ties; region models: (R, z, y, x) bool,
+            log-odds > 0.
+        inside: (z, y, x) bool, where the network predicted; None for everywhere.
+        crop: the same as a box.
+        grid: where the case lies; from the members (NIfTI), else the label, the deployed file or the image.
+        n_floored: values raised to keep their logarithm finite, see `Pooled`.
+        kind: what the member files hold.
+        fingerprints: of the member files, in order.
+    """
+
+    case_id: str
+    logits: Tensor = field(repr=False)
+    labels: Tensor | None = field(repr=False)
+    region_labels: Tensor | None = field(repr=False)
+    valid: Tensor | None = field(repr=False)
+    decision: Tensor = field(repr=False)
+    inside: Tensor | None = field(repr=False)
+    crop: Box | None
+    grid: Grid | None
+    n_floored: int
+    kind: Kind
+    fingerprints: tuple[str, ...]
+
+
+def load_case(
+    manifest: Manifest,
+    case: ManifestCase,
+    *,
+    pooling: Pooling,
+    device: torch.device,
+    with_labels: bool,
+    n_members: int | None = None,
+) -> CaseData:
+    """Read the members and the label of a case and pool the members.
+
+    Members are read in parallel and added in the manifest's order, so the result does not depend on timing.
+
+    Args:
+        manifest: says what the files hold.
+        case: one of its cases.
+        pooling: mean of logits or of probabilities.
+        device: where the tensors of the result live.
+        with_labels: also read the label; a case without one is then an error.
+        n_members: only the first so many members; None takes all.
+    """
+    paths = [manifest.resolve(member) for member in _chosen(case, n_members)]
+    # Taken first: a file that changes while it is read then differs from its fingerprint, never the other way round.
+    fingerprints = tuple(member_fingerprint(path) for path in paths)
+    pool = Pool(pooling, regions=manifest.has_regions, device=device)
+    grid: Grid | None = None
+    with closing(_read_members(manifest, paths)) as members:
+        for member in members:
+            _check_member(manifest, case, member, grid)
+            grid = grid or member.grid
+            pool.add(member)
+            del member  # before the next one is asked for: at most MEMBERS_IN_MEMORY are alive
+    pooled = pool.result()
+    shape = _space(pooled.logits)
+    label_map = read_case_labels(manifest, case, shape, grid) if with_labels else None
+    grid = grid or (label_map.grid if label_map is not None and label_map.grid.affine is not None else None)
+    labels, region_labels, valid = targets(manifest, case, label_map, device)
+    return CaseData(
+        case_id=case.id,
+        logits=pooled.logits,
+        labels=labels,
+        region_labels=region_labels,
+        valid=valid,
+        decision=pooled.logits > 0 if manifest.has_regions else pooled.logits.argmax(dim=0),
+        inside=_inside(pooled),
+        crop=pooled.crop,
+        grid=grid or _grid_beside(manifest, case, shape),
+        n_floored=pooled.n_floored,
+        kind=manifest.kind,
+        fingerprints=fingerprints,
+    )
+
+
+def _chosen(case: ManifestCase, n_members: int | None) -> Sequence[str]:
+    if n_members is None:
+        return case.members
+    if not 1 <= n_members <= len(case.members):
+        raise UsageError(f"{case.id}: {n_members} members were asked for, the manifest lists {len(case.members)}.")
+    return case.members[:n_members]
+
+
+def _read_members(manifest: Manifest, paths: Sequence[Path]) -> Generator[Member]:
+    """Members in order, read ahead; a new one is started only after the consumer let go of the one before."""
+    waiting = deque(paths)
+    running: deque[Future[Member]] = deque()
+    with ThreadPoolExecutor(MEMBERS_IN_MEMORY, thread_name_prefix="segcal-read") as executor:
+        try:
+            while waiting or running:
+                while waiting and len(running) < MEMBERS_IN_MEMORY:
+                    path = waiting.popleft()
+                    running.append(executor.submit(read_member, path, kind=manifest.kind, axes=manifest.axes))
+                # Popped inside the expression: a name would keep the member alive while the next one is decoded.
+                yield running.popleft().result()
+        finally:
+            executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _check_member(manifest: Manifest, case: ManifestCase, member: Member, grid: Grid | None) -> None:
+    if member.values.shape[0] != manifest.n_classes:
+        what = "regions" if manifest.has_regions else "classes"
+        raise DataError(
+            f"{case.id}: {member.path} has {member.values.shape[0]} channels but the manifest names "
+            f"{manifest.n_classes} {what} ({', '.join(manifest.class_names)}). Correct `{what}` in the manifest; "
+            "an ignore label has no channel."
+        )
+    if grid is not None and member.grid is not None and not grid.agrees_with(member.grid):
+        raise GeometryError(
+            f"{case.id}: {member.path} lies elsewhere in space than the members before it: shape {member.grid.shape}, "
+            f"affine {rows(member.grid)} against {grid.shape}, {rows(grid)}. Predict all members from one image."
+        )
+
+
+def _inside(pooled: Pooled) -> Tensor | None:
+    if pooled.crop is None:
+        return None
+    inside = torch.zeros(_space(pooled.logits), dtype=torch.bool, device=pooled.logits.device)
+    inside[*(slice(low, high) for low, high in pooled.crop)] = True
+    return inside
+
+
+def _grid_beside(manifest: Manifest, case: ManifestCase, shape: tuple[int, int, int]) -> Grid | None:
+    """Geometry from the label, the deployed file or the image when the members carry none."""
+    without_affine: Grid | None = None
+    for what, relative in (("label", case.label), ("deployed segmentation", case.deployed), ("image", case.image)):
+        path = None if relative is None else manifest.resolve(relative)
+        if path is None or not path.exists():
+            continue  # whoever needs the content of that file says that it is missing
+        found = read_grid(path)
+        check_grid(case, what, path, found, shape, None)
+        if found.affine is not None:
+            return found
+        without_affine = without_affine or found
+    return without_affine
+
+
+def _space(logits: Tensor) -> tuple[int, int, int]:
+    _, z, y, x = logits.shape
+    return z, y, x

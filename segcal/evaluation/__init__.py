@@ -1,0 +1,1 @@
+"""Measuring pipelines on labelled cases: one read of each case, per-case tables, intervals, files."""

@@ -1,0 +1,131 @@
+"""One case under all pipelines: read once, pooled every way that is needed, measured, and let go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from segcal.case_labels import load_deployed
+from segcal.cases import CaseData, Want, load_poolings
+from segcal.errors import UsageError
+from segcal.evaluation.pictures import CasePicture, case_picture
+from segcal.evaluation.pipelines import Pipeline
+from segcal.manifest import Manifest, ManifestCase
+from segcal.metrics import (
+    CaseFrame,
+    CaseResult,
+    FreeEnergy,
+    MetricSettings,
+    RegionFrame,
+    make_metrics,
+    make_region_metrics,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredCase:
+    """What is left of one case.
+
+    Attributes:
+        case_id: which.
+        results: by pipeline name.
+        energy: free-energy statistics by pooling symbol, of all members.
+        n_floored: values raised to keep logarithms finite.
+        outside_share: share of the volume outside the crop.
+        picture: one slice for the report, if a pipeline was chosen for it.
+    """
+
+    case_id: str
+    results: Mapping[str, CaseResult]
+    energy: Mapping[str, Mapping[str, float]]
+    n_floored: int
+    outside_share: float
+    picture: CasePicture | None
+
+
+def measure_case(
+    manifest: Manifest,
+    case: ManifestCase,
+    pipelines: Sequence[Pipeline],
+    settings: MetricSettings,
+    *,
+    device: torch.device,
+    pictured: str | None = None,
+    count_outside: bool = True,
+) -> MeasuredCase:
+    """Measure every pipeline on one case; a pure function of its arguments with a small result.
+
+    Args:
+        pictured: name of the pipeline whose maps are kept for the report.
+        count_outside: voxels outside the crop count as certain background; False leaves them out.
+    """
+    wanted = list(dict.fromkeys(Want(p.pooling, p.n_members) for p in pipelines))
+    pooled = dict(zip(wanted, load_poolings(manifest, case, wanted, device=device, with_labels=True), strict=True))
+    first = pooled[wanted[0]]
+    deployed = load_deployed(manifest, case, device=device, shape=_space(first.logits))
+    frame = _frame(manifest, first, deployed, settings, count_outside=count_outside)
+    results, picture = {}, None
+    for want, data in pooled.items():
+        seen = frame.with_decision(data.decision)
+        for pipeline in pipelines:
+            if Want(pipeline.pooling, pipeline.n_members) != want:
+                continue
+            probs = pipeline.probabilities(data)
+            results[pipeline.name] = _measure(seen, probs, settings)
+            if pipeline.name == pictured:
+                picture = case_picture(manifest, case, data, probs)
+    return MeasuredCase(
+        case_id=case.id,
+        results={pipeline.name: results[pipeline.name] for pipeline in pipelines},
+        energy={want.pooling: _energy(data) for want, data in pooled.items() if want.n_members is None},
+        n_floored=sum(data.n_floored for data in pooled.values()),
+        outside_share=0.0 if first.inside is None else float((~first.inside).double().mean()),
+        picture=picture,
+    )
+
+
+def _frame(
+    manifest: Manifest, data: CaseData, deployed: Tensor | None, settings: MetricSettings, *, count_outside: bool
+) -> CaseFrame | RegionFrame:
+    ignored = None if data.valid is None else ~data.valid
+    if not count_outside and data.inside is not None:
+        ignored = ~data.inside if ignored is None else ignored | ~data.inside
+    if data.region_labels is not None:
+        in_use = None if deployed is None else _regions_of(manifest, deployed)
+        return RegionFrame.build(
+            data.case_id, data.region_labels, settings, deployed=in_use, inside=data.inside, ignored=ignored
+        )
+    if data.labels is None:
+        raise UsageError(f"{data.case_id}: evaluation needs labels")
+    labels = data.labels if ignored is None else data.labels.masked_fill(ignored, -1)
+    return CaseFrame.build(data.case_id, labels, settings, deployed=deployed, inside=data.inside)
+
+
+def _measure(frame: CaseFrame | RegionFrame, probs: Tensor, settings: MetricSettings) -> CaseResult:
+    if isinstance(frame, RegionFrame):
+        region_metrics = make_region_metrics(settings)
+        region_metrics.update(frame, probs)
+        return region_metrics.take(frame.case_id)
+    metrics = make_metrics(settings)
+    metrics.update(frame, probs)
+    return metrics.take(frame.case_id)
+
+
+def _regions_of(manifest: Manifest, label_map: Tensor) -> Tensor:
+    assert manifest.regions is not None
+    wanted = [torch.tensor(region.labels, device=label_map.device) for region in manifest.regions]
+    return torch.stack([torch.isin(label_map, labels) for labels in wanted])
+
+
+def _energy(data: CaseData) -> dict[str, float]:
+    energy = FreeEnergy()
+    energy.update(data.case_id, data.logits, inside=data.inside)
+    return energy.compute()[data.case_id]
+
+
+def _space(logits: Tensor) -> tuple[int, int, int]:
+    _, z, y, x = logits.shape
+    return z, y, x

@@ -1,0 +1,151 @@
+"""A fitted calibrator with everything it knows of itself: what `segcal.fit` gives and the file holds."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as save_safetensors
+from torch import Tensor
+
+from segcal.calibrator_info import CalibratorInfo
+from segcal.calibrators import CALIBRATORS, Calibrator
+from segcal.calibrators.base import Array
+from segcal.cases import CaseData
+from segcal.compatibility import check_compatible
+from segcal.errors import FileFormatError, MissingFileError, ParameterError
+from segcal.io.atomic import atomic_write
+from segcal.manifest import Manifest
+from segcal.preserve import keep_decision
+from segcal.regions import RegionCalibrator
+from segcal.types import Pooling
+
+MAX_FILE_BYTES = 1 << 30
+METADATA_KEY = "segcal"
+
+
+@dataclass(frozen=True, eq=False)
+class FittedCalibrator:
+    """A calibrator and its metadata.
+
+    Attributes:
+        calibrator: voxel-wise or local map, or one per region.
+        info: how it was made.
+    """
+
+    calibrator: Calibrator | RegionCalibrator
+    info: CalibratorInfo
+
+    def probabilities(self, logits: Array, *, class_axis: int, decision: Array | None = None) -> Array:
+        """Calibrated probabilities of an array; see `Calibrator.probabilities`. Region models: of (R, z, y, x)."""
+        if isinstance(self.calibrator, Calibrator):
+            return self.calibrator.probabilities(logits, class_axis=class_axis, decision=decision)
+        moved = torch.movedim(torch.as_tensor(logits), class_axis, 0)
+        if moved.shape[0] != len(self.info.classes) or moved.ndim != 4:
+            raise ParameterError(
+                f"{self.info.method}: fitted for the regions {', '.join(self.info.classes)}; expected log-odds "
+                f"(region, z, y, x), got {tuple(moved.shape)} after moving axis {class_axis} to the front"
+            )
+        chosen = moved > 0 if decision is None else torch.movedim(torch.as_tensor(decision), class_axis, 0)
+        result = torch.movedim(self.calibrator.volume_probabilities(moved, chosen), 0, class_axis)
+        return result if isinstance(logits, Tensor) else result.numpy()
+
+    def volume_probs(self, case: CaseData) -> Tensor:
+        """Calibrated (C, z, y, x) float32 probabilities of a case; certain background outside its crop."""
+        if isinstance(self.calibrator, RegionCalibrator):
+            probs = self.calibrator.volume_probabilities(case.logits, case.decision)
+            if case.inside is not None:
+                probs.mul_(case.inside)
+            return probs
+        probs = self.calibrator.volume_log_probs(case.logits, case.decision).exp_()
+        if case.inside is not None:
+            probs.mul_(case.inside)
+            probs[0].add_((~case.inside).to(probs.dtype))
+        return keep_decision(probs, case.decision) if self.calibrator.preserves else probs
+
+    def check_compatible(self, manifest: Manifest, pooling: Pooling, *, force: bool = False) -> list[str]:
+        """Raise MismatchError if this was not fitted for such data; return warnings about lesser differences."""
+        return check_compatible(self.info, manifest, pooling, force=force)
+
+    @cached_property
+    def content(self) -> bytes:
+        """The calibrator file, byte by byte."""
+        return save_safetensors(self._tensors(), metadata={METADATA_KEY: self.info.to_json()})
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the calibrator file."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the calibrator file, whole or not at all."""
+        with atomic_write(Path(path)) as temporary:
+            temporary.write_bytes(self.content)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        if isinstance(self.calibrator, Calibrator):
+            return {name: value.contiguous() for name, value in self.calibrator.tensors().items()}
+        return {
+            f"{index}.{name}": value.contiguous()
+            for index, channel in enumerate(self.calibrator.channels)
+            for name, value in channel.tensors().items()
+        }
+
+
+def load_calibrator(path: str | os.PathLike[str]) -> FittedCalibrator:
+    """Read a calibrator file.
+
+    Raises:
+        MissingFileError: there is no such file.
+        FileFormatError: not a calibrator, truncated, or of an unknown version.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise MissingFileError(f"{path}: no such calibrator file")
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise FileFormatError(f"{path}: {path.stat().st_size:,} bytes is far too large for a calibrator")
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except SafetensorError as error:
+        raise FileFormatError(f"{path}: not a calibrator file, or truncated ({error})") from None
+    if METADATA_KEY not in metadata:
+        raise FileFormatError(
+            f"{path}: a safetensors file, but not a calibrator: its metadata lacks `{METADATA_KEY}`. "
+            "Calibrators are written by `segcal fit`."
+        )
+    info = CalibratorInfo.from_json(metadata[METADATA_KEY], str(path))
+    if info.method not in CALIBRATORS:
+        raise FileFormatError(f"{path}: method `{info.method}` is unknown here; known are {', '.join(CALIBRATORS)}")
+    try:
+        return FittedCalibrator(_calibrator(info, tensors), info)
+    except ParameterError as error:
+        raise FileFormatError(f"{path}: {error}") from None
+
+
+def _calibrator(info: CalibratorInfo, tensors: dict[str, Tensor]) -> Calibrator | RegionCalibrator:
+    method = CALIBRATORS[info.method]
+    if not info.regions:
+        calibrator = method.from_tensors(tensors)
+        _check_classes(calibrator, len(info.classes))
+        return calibrator
+    channels = []
+    for index in range(len(info.classes)):
+        prefix = f"{index}."
+        own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        channels.append(method.from_tensors(own))
+        _check_classes(channels[-1], 2)
+    return RegionCalibrator(tuple(channels))
+
+
+def _check_classes(calibrator: Calibrator, n_classes: int) -> None:
+    if calibrator.n_classes not in (None, n_classes):
+        raise ParameterError(
+            f"{calibrator.name}: parameters for {calibrator.n_classes} classes, but the metadata names {n_classes}"
+        )

@@ -1,0 +1,1 @@
+"""From weighted voxels to fitted parameters."""

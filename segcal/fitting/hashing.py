@@ -1,0 +1,43 @@
+"""Random numbers that belong to a voxel: the same for any batching, order of cases or number of workers."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+
+
+def voxel_uniforms(seed: int, case_id: str, indices: Tensor) -> Tensor:
+    """One number in (0, 1) per voxel, a pure function of (seed, case, voxel).
+
+    The splitmix64 generator at position `index` of a stream that (seed, case) selects.
+
+    Args:
+        seed: the run's seed.
+        case_id: the case.
+        indices: (n,) int64 position of each voxel in its volume.
+
+    Returns:
+        (n,) float64 on the CPU or wherever `indices` are, in steps of 2^-53 and never 0 or 1.
+    """
+    digest = hashlib.blake2b(f"{seed}/{case_id}".encode(), digest_size=8).digest()
+    state = indices * _signed(_GOLDEN) + _signed(int.from_bytes(digest, "little"))
+    state = (state ^ _shift_right(state, 30)) * _signed(_MIX_1)
+    state = (state ^ _shift_right(state, 27)) * _signed(_MIX_2)
+    state = state ^ _shift_right(state, 31)
+    return (_shift_right(state, 11).to(torch.float64) + 0.5) * 2.0**-53
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same bits as a uint64 (torch multiplies int64 modulo 2^64)."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _shift_right(values: Tensor, bits: int) -> Tensor:
+    """Logical shift; torch's own keeps the sign."""
+    return (values >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,78 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from segcal.errors import OutputError, SegcalError
+
+TEMPORARY_PREFIX = ".segcal-"
+"""Unfinished files start with this; what stands behind it ends in the real name, so suffixes keep their meaning."""
+
+_WRITE_FAILURES = {
+    errno.ENOSPC: "the disk is full; free some space or choose another folder",
+    errno.EDQUOT: "your disk quota is used up; free some space or choose another folder",
+    errno.EFBIG: "the file system does not allow files this large; choose another folder",
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.EACCES: "permission denied; choose a folder you may write to",
+    errno.EPERM: "permission denied; choose a folder you may write to",
+    errno.ENOTDIR: "a part of the path is a file, not a folder; choose another path",
+    errno.EISDIR: "a folder of that name is in the way; choose another path",
+    errno.ENAMETOOLONG: "the name is too long for the file system; choose a shorter one",
+}
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside `path`; when the block ends well it becomes `path`, otherwise it is removed.
+
+    The content is flushed to the disk before the rename and the folder after it, so a power cut leaves the old
+    file or the new one. Missing parent folders are made. The temporary name ends in the real one.
+
+    Raises:
+        OutputError: the disk is full, the folder is not writable or the like.
+    """
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(6)}-{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Made here with the user's umask, and before the caller does long work for a folder that is not writable.
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        yield temporary
+        _flush_to_disk(temporary)
+        temporary.replace(path)
+        _flush_to_disk(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and not isinstance(error, SegcalError) and _concerns(error, temporary, path):
+            reason = _WRITE_FAILURES.get(error.errno or 0, error.strerror or str(error))
+            raise OutputError(f"{path}: cannot be written: {reason}.") from error
+        raise
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """Write `text` as UTF-8 with plain line feeds, whole or not at all."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def _concerns(error: OSError, temporary: Path, path: Path) -> bool:
+    """Whether the block failed at its output; an input it could not read is another story."""
+    if error.filename is None:
+        return error.errno in _WRITE_FAILURES
+    return Path(os.fsdecode(error.filename)) in {temporary, path, *path.parents}
+
+
+def _flush_to_disk(path: Path) -> None:
+    if path.is_dir() and os.name != "posix":
+        return  # only POSIX opens folders
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,105 @@
+"""Open everything a manifest names and say what is wrong before hours of fitting depend on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from segcal.checks.case import CaseCheck
+from segcal.checks.findings import SEVERITIES, Finding
+from segcal.checks.labels import unseen_findings
+from segcal.checks.orientation import Orientation
+from segcal.checks.turned import shared_orientation
+from segcal.manifest import Manifest
+from segcal.types import Progress
+
+__all__ = ["CheckReport", "Finding", "check_manifest"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """All findings and how much was looked at."""
+
+    findings: tuple[Finding, ...]
+    n_cases: int
+    n_files: int
+
+    @property
+    def has_fatal(self) -> bool:
+        """Whether anything would stop a run or make its result wrong."""
+        return any(finding.severity == "fatal" for finding in self.findings)
+
+    def counts(self) -> dict[str, int]:
+        """Number of findings of each severity."""
+        counted = Counter(finding.severity for finding in self.findings)
+        return {severity: counted[severity] for severity in SEVERITIES}
+
+    def summary(self) -> str:
+        """One line for people."""
+        numbers = ", ".join(f"{n} {severity}" for severity, n in self.counts().items())
+        verdict = "not usable as it is" if self.has_fatal else "usable"
+        return f"{self.n_cases} cases, {self.n_files} files opened: {numbers}; {verdict}"
+
+
+def check_manifest(
+    manifest: Manifest,
+    *,
+    progress: Progress | None = None,
+    on_finding: Callable[[Finding], None] | None = None,
+) -> CheckReport:
+    """Check every file of a manifest, one case in memory at a time.
+
+    Args:
+        progress: Called as progress("check", done, total) after every case.
+        on_finding: Called with each finding as soon as it is known.
+    """
+    findings: list[Finding] = []
+
+    def report(found: Finding) -> None:
+        findings.append(found)
+        if on_finding is not None:
+            on_finding(found)
+
+    for finding in _repeated_files(manifest):
+        report(finding)
+    seen: set[int] = set()
+    orientations: list[Orientation] = []
+    n_files = 0
+    for done, case in enumerate(manifest.cases, start=1):
+        checked = CaseCheck(manifest, case).run()
+        seen |= checked.label_values
+        orientations += [] if checked.orientation is None else [checked.orientation]
+        n_files += checked.n_files
+        for finding in checked.findings:
+            report(finding)
+        if progress is not None:
+            progress("check", done, len(manifest.cases))
+    for finding in [*shared_orientation(manifest, orientations), *_label_coverage(manifest, seen)]:
+        report(finding)
+    return CheckReport(tuple(findings), len(manifest.cases), n_files)
+
+
+def _repeated_files(manifest: Manifest) -> Iterator[Finding]:
+    """The same file in two places is a slip of the hand: as two members, or as the prediction of two cases."""
+    first_use: dict[str, str] = {}
+    for case in manifest.cases:
+        for file in case.members:
+            other = first_use.setdefault(file, case.id)
+            if other != case.id or case.members.count(file) > 1:
+                where = f"also a member of {other}" if other != case.id else "listed more than once in this case"
+                text = f"{where}; every member of every case is a file of its own. Correct the path."
+                yield Finding("repeated_file", "fatal", case.id, file, text)
+        if case.label is not None:
+            other = first_use.setdefault(case.label, case.id)
+            if other != case.id:
+                text = f"also named by {other}; two cases with one label are one case, or a slip. Correct the path."
+                yield Finding("repeated_file", "warning", case.id, case.label, text)
+
+
+def _label_coverage(manifest: Manifest, seen: set[int]) -> Iterator[Finding]:
+    if not manifest.labelled_cases:
+        text = "no case has a label; the manifest serves `segcal apply` and `segcal qa`, not fitting or evaluation."
+        yield Finding("no_labels", "note", None, None, text)
+    elif seen:
+        yield from unseen_findings(manifest, seen)

@@ -1,0 +1,125 @@
+"""One labelled case as all pipelines see it: labels, decisions and distances prepared once and cut into parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from segcal.errors import DataError, GeometryError
+from segcal.metrics.base import MetricSettings
+from segcal.metrics.distance import BandMap, distance_bands
+from segcal.metrics.fixed_point import CHUNK_VOXELS
+from segcal.metrics.voxels import FramePart, VoxelBatch
+from segcal.types import IGNORED
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CaseFrame:
+    """One case as all pipelines see it: build it once, then hand it every pipeline's probabilities."""
+
+    case_id: str
+    shape: tuple[int, ...]
+    settings: MetricSettings
+    parts: tuple[FramePart, ...]
+
+    @classmethod
+    def build(
+        cls,
+        case_id: str,
+        labels: Tensor,
+        settings: MetricSettings,
+        *,
+        decision: Tensor | None = None,
+        deployed: Tensor | None = None,
+        inside: Tensor | None = None,
+        spatial: bool = True,
+        chunk_voxels: int = CHUNK_VOXELS,
+    ) -> CaseFrame:
+        """Prepare a labelled case.
+
+        Args:
+            case_id: name of the case, for errors and results.
+            labels: class index of each voxel, IGNORED where it does not count; (z, y, x), (y, x), or any shape when
+                `spatial` is off.
+            settings: bins, bands and class names.
+            decision: the pooled uncalibrated decision, for flips.
+            deployed: the segmentation in use, for flips against it.
+            inside: bool, where the network predicted; None = everywhere. Outside it the caller's probabilities have
+                to say background with certainty.
+            spatial: whether neighbouring array elements are neighbours in space; off for rows of a classifier.
+            chunk_voxels: voxels worked on at once; no result depends on it.
+        """
+        maps = {"decision": decision, "deployed segmentation": deployed, "crop mask": inside}
+        for name, given in maps.items():
+            if given is not None and given.shape != labels.shape:
+                raise GeometryError(
+                    f"{case_id}: {name} has shape {tuple(given.shape)}, the label {tuple(labels.shape)}; "
+                    "both have to lie on one grid, (z, y, x)"
+                )
+        _check_labels(case_id, labels, settings.n_classes)
+        bands = None
+        if spatial:
+            bands = distance_bands(labels.cpu().numpy(), settings.band_edges, ignored=IGNORED)
+        flat = [None if given is None else given.reshape(-1) for given in (labels, decision, deployed, inside)]
+        starts = range(0, max(labels.numel(), 1), min(chunk_voxels, CHUNK_VOXELS))
+        slices = [slice(start, min(start + starts.step, labels.numel())) for start in starts]
+        parts = tuple(_part(where, flat, bands, settings.n_classes) for where in slices)
+        return cls(case_id, tuple(labels.shape), settings, parts)
+
+    def batches(self, values: Tensor, *, log: bool = False) -> Iterator[VoxelBatch]:
+        """The counted voxels of one pipeline, a bounded number at a time.
+
+        Args:
+            values: (C, *shape of the case) probabilities, or log-probabilities with `log`; float32 as pipelines make
+                them (float16 is widened, float64 is taken as it is).
+            log: whether `values` are logarithms.
+        """
+        expected = (self.settings.n_classes, *self.shape)
+        if tuple(values.shape) != expected:
+            raise GeometryError(
+                f"{self.case_id}: probabilities have shape {tuple(values.shape)}, expected (class, *grid) = {expected}"
+            )
+        flat = values.reshape(values.shape[0], -1)
+        for part in self.parts:
+            chunk = flat[:, part.where]
+            if part.keep is not None:
+                chunk = chunk.index_select(1, part.keep)
+            if chunk.dtype not in (torch.float32, torch.float64):
+                chunk = chunk.float()
+            yield VoxelBatch(self.case_id, self.settings, part, chunk, log=log)
+
+
+def _part(where: slice, flat: list[Tensor | None], bands: BandMap | None, n_classes: int) -> FramePart:
+    """Cut one part out of the flattened maps and leave ignored voxels out."""
+    labels, reference, deployed, inside = (None if one is None else one[where] for one in flat)
+    assert labels is not None
+    counted = labels != IGNORED
+    keep = None if bool(counted.all()) else counted.nonzero()[:, 0]
+    narrow = torch.uint8 if n_classes <= 255 else torch.int32
+
+    def kept(values: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        if values is None:
+            return None
+        return (values if keep is None else values.index_select(0, keep)).to(dtype)
+
+    band = distance = None
+    if bands is not None:
+        band = kept(torch.from_numpy(bands.band.reshape(-1)[where]).to(labels.device), torch.uint8)
+        distance = bands.distance_sums(where, None if keep is None else counted.cpu().numpy())
+    outside = None if inside is None or bool(inside.all()) else kept(~inside, torch.bool)
+    own_labels = kept(labels, narrow)
+    assert own_labels is not None
+    return FramePart(where, keep, own_labels, kept(reference, narrow), kept(deployed, narrow), outside, band, distance)
+
+
+def _check_labels(case_id: str, labels: Tensor, n_classes: int) -> None:
+    if labels.is_floating_point():
+        raise DataError(f"{case_id}: labels are {labels.dtype}, expected whole class indices")
+    if labels.numel() and not (int(labels.min()) >= IGNORED and int(labels.max()) < n_classes):
+        raise DataError(
+            f"{case_id}: labels reach from {int(labels.min())} to {int(labels.max())}, expected 0 to {n_classes - 1} "
+            f"or {IGNORED} for ignored voxels"
+        )

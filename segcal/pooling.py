@@ -1,0 +1,252 @@
+"""Ensemble members to one set of logits, one member at a time: memory does not grow with their number.
+
+| files hold | pooling `logits` | pooling `probabilities` |
+|---|---|---|
+| logits | mean of z | log of the mean softmax (regions: log-odds of the mean sigmoid) |
+| probabilities | mean of log p (regions: mean log-odds) | log of the mean p (regions: log-odds of the mean p) |
+
+METHODS: SEG 3.3. Only the inside of the crop box is computed; outside it the pooled logits are 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from segcal.errors import DataError, GeometryError
+from segcal.io.archive import AnyArray
+from segcal.io.members import Member
+from segcal.types import Box, Kind, Pooling
+
+RANGE_TOLERANCE = 1e-3
+"""How far above 1 a stored probability may lie: rounding of scaled integers and half precision."""
+
+SUM_TOLERANCE = 1e-2
+"""How far from 1 the stored probabilities of a voxel may sum: half precision with many classes."""
+
+# Probabilities are summed as multiples of 2^-116: float32 then reaches down to e^-167 instead of e^-87, and sums
+# of up to 2^11 members stay finite. A power of two costs no rounding.
+_SCALE_BITS = 116
+_SCALE = 2.0**_SCALE_BITS
+_CHUNK_VALUES = 2**18
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pooled:
+    """The ensemble's prediction for one case.
+
+    Attributes:
+        logits: (class, z, y, x) float32; log-odds per channel for region models; 0 outside the crop.
+        crop: box the members predicted in, None for everything.
+        n_floored: how many values had to be raised to keep their logarithm finite: stored probabilities below the
+            smallest positive number of their type (regions: or as close to 1), mean probabilities below e^-167.
+    """
+
+    logits: Tensor
+    crop: Box | None
+    n_floored: int
+
+
+class Pool:
+    """Adds members one after the other and keeps nothing of them but the sum."""
+
+    def __init__(self, pooling: Pooling, *, regions: bool, device: torch.device) -> None:
+        self._pooling: Pooling = pooling
+        self._regions = regions
+        self._device = device
+        self._sum: Tensor | None = None
+        self._first: _Layout | None = None
+        self._n_members = 0
+        self._n_floored = 0
+
+    def add(self, member: Member) -> None:
+        """Add one member.
+
+        Raises:
+            DataError: NaN or Inf inside the crop, or probabilities that are none.
+            GeometryError: shape or crop differ from the members before.
+        """
+        layout = _Layout(member.values.shape, member.crop, member.kind, str(member.path))
+        if self._first is None:
+            self._first = layout
+        self._first.check_same(layout)
+        if self._sum is None:
+            self._sum = self._empty(member)
+        stored = torch.from_numpy(_inside(member.values, member.crop))
+        floor = _Floor.of(member)
+        for planes in _chunks(stored.shape):
+            part = stored[:, planes].to(self._sum)
+            _check_values(part, member, regions=self._regions)
+            self._sum[:, planes] += self._addend(part, member.kind, floor)
+        self._n_members += 1
+
+    def result(self) -> Pooled:
+        """The pooled logits. The sum is handed over, so this ends the pool."""
+        if self._sum is None or self._first is None:
+            raise DataError("there is no member to pool: the case lists none, or the pool was already used.")
+        total, self._sum = self._sum, None
+        shape, crop = self._first.shape, self._first.crop
+        if crop is None and total.shape == shape and total.dtype == torch.float32:
+            logits = total  # in place: a second volume would double the memory of the case
+        else:
+            logits = torch.zeros(shape, dtype=torch.float32, device=self._device)
+        target = logits if crop is None else logits[:, *(slice(low, high) for low, high in crop)]
+        for planes in _chunks(target.shape):
+            target[:, planes] = self._finished(total[:, planes]).to(target)
+        return Pooled(logits, crop, self._n_floored)
+
+    def _empty(self, member: Member) -> Tensor:
+        n_classes, *space = _inside(member.values, member.crop).shape
+        channels = 2 * n_classes if self._regions and self._pooling == "probabilities" else n_classes
+        # Double precision files may hold what single precision cannot; Apple's MPS has no double precision.
+        wide = member.values.dtype == np.float64
+        device = torch.device("cpu") if wide and self._device.type == "mps" else self._device
+        return torch.zeros((channels, *space), dtype=torch.float64 if wide else torch.float32, device=device)
+
+    def _addend(self, part: Tensor, kind: Kind, floor: _Floor) -> Tensor:
+        """What one member adds to the sum, (class, z, y, x); twice the channels (p, 1-p) for regions by probability."""
+        if kind == "logits":
+            if self._pooling == "logits":
+                return part
+            log_p = torch.cat([logsigmoid(part), logsigmoid(-part)]) if self._regions else _log_softmax(part)
+            # exp(x/2)^2 reaches twice as far down as exp(x) and, unlike exp(x + 80), loses no digits near p = 1.
+            return log_p.mul_(0.5).exp_().mul_(2.0 ** (_SCALE_BITS // 2)).square_()
+        p = self._raised(part, floor.p)
+        if not self._regions:
+            return _log(p, floor.p) if self._pooling == "logits" else p.mul_(_SCALE)
+        complement = self._raised(1 - part, floor.complement)
+        if self._pooling == "logits":
+            return _log(p, floor.p) - complement.log_()
+        return torch.cat([p, complement]).mul_(_SCALE)
+
+    def _raised(self, values: Tensor, floor: float) -> Tensor:
+        # Stored values are 0 or at least `floor`; half of it also rounds to 0 on devices without subnormal numbers.
+        self._n_floored += int((values <= floor / 2).sum())
+        return values.clamp(min=floor)
+
+    def _finished(self, total: Tensor) -> Tensor:
+        if self._pooling == "logits":
+            return total / self._n_members
+        log_mean = self._log_mean(total)
+        if not self._regions:
+            return log_mean
+        n = total.shape[0] // 2
+        return log_mean[:n] - log_mean[n:]
+
+    def _log_mean(self, total: Tensor) -> Tensor:
+        """log(total / (2^116 M)), exact to rounding both near p = 1 and far below the smallest float."""
+        smallest = torch.finfo(total.dtype).tiny
+        mean = total.mul(1 / _SCALE).div_(self._n_members)
+        tiny = mean <= smallest
+        log_mean = mean.log_()
+        if bool(tiny.any()):
+            far = total[tiny]
+            self._n_floored += int((far < smallest).sum())
+            offset = _SCALE_BITS * math.log(2) + math.log(self._n_members)
+            log_mean[tiny] = far.clamp(min=smallest).log() - offset
+        return log_mean
+
+
+def pool_members(members: Iterable[Member], pooling: Pooling, *, regions: bool, device: torch.device) -> Pooled:
+    """Pool members taken from an iterable; each is released before the next is asked for."""
+    pool = Pool(pooling, regions=regions, device=device)
+    for member in members:
+        pool.add(member)
+        del member
+    return pool.result()
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What all members of a case have in common."""
+
+    shape: tuple[int, ...]
+    crop: Box | None
+    kind: Kind
+    path: str
+
+    def check_same(self, other: _Layout) -> None:
+        if self.shape != other.shape:
+            raise GeometryError(
+                f"{other.path}: shape {other.shape} (class, z, y, x) differs from {self.shape} of {self.path}; "
+                "the members of a case must be predictions of the same image by models with the same classes."
+            )
+        if self.crop != other.crop:
+            raise GeometryError(
+                f"{other.path}: crop {other.crop} differs from {self.crop} of {self.path}; the members of a case must "
+                "have been predicted in the same box. Predict them with the same preprocessing."
+            )
+        if self.kind != other.kind:
+            raise DataError(
+                f"{other.path}: holds {other.kind} but {self.path} holds {self.kind}; they cannot be pooled."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Floor:
+    """Smallest positive p and smallest positive 1 - p that the stored type of a member can say."""
+
+    p: float
+    complement: float
+
+    @classmethod
+    def of(cls, member: Member) -> _Floor:
+        if member.step is not None:
+            return cls(member.step, member.step)
+        info = np.finfo(member.values.dtype)
+        return cls(float(info.smallest_subnormal), float(info.epsneg))
+
+
+def _log_softmax(z: Tensor) -> Tensor:
+    # torch's own differs in the last digit with the position of a voxel in the chunk; these operations do not.
+    shifted = z - z.amax(dim=0, keepdim=True)
+    return shifted.sub_(shifted.exp().sum(dim=0, keepdim=True).log_())
+
+
+def _log(p: Tensor, floor: float) -> Tensor:
+    # The bound matters only where a device takes subnormal numbers for 0.
+    return p.log_().clamp_(min=math.log(floor))
+
+
+def _inside(values: AnyArray, crop: Box | None) -> AnyArray:
+    return values if crop is None else values[:, *(slice(low, high) for low, high in crop)]
+
+
+def _chunks(shape: torch.Size | tuple[int, ...]) -> Iterator[slice]:
+    """Runs of planes small enough that temporaries stay in the cache, whatever the size of the volume."""
+    n_classes, depth, height, width = shape
+    step = max(1, _CHUNK_VALUES // (n_classes * height * width))
+    for start in range(0, depth, step):
+        yield slice(start, min(start + step, depth))
+
+
+def _check_values(part: Tensor, member: Member, *, regions: bool) -> None:
+    low, high = (float(bound) for bound in part.aminmax())
+    if not (math.isfinite(low) and math.isfinite(high)):
+        inside = _inside(member.values, member.crop)
+        n_bad = inside.size - int(np.isfinite(inside).sum())
+        raise DataError(
+            f"{member.path}: {n_bad:,} of {inside.size:,} values where the network predicted are NaN or Inf. "
+            "Predict this case again; a network that diverged in training writes such files without an error."
+        )
+    if member.kind == "logits":
+        return
+    if low < -RANGE_TOLERANCE or high > 1 + RANGE_TOLERANCE:
+        raise DataError(
+            f"{member.path}: declared as probabilities but holds values from {low:.4g} to {high:.4g}, expected 0 to 1. "
+            "If the file holds logits, declare `kind: logits`."
+        )
+    if regions:
+        return
+    off = float((part.sum(dim=0) - 1).abs().max())
+    if off > SUM_TOLERANCE:
+        raise DataError(
+            f"{member.path}: the probabilities of a voxel sum to 1 ± {off:.3g}, expected 1. A region-based model needs "
+            "`regions` in the manifest; zeros around the predicted part need a `crop`."
+        )

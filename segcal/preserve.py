@@ -1,0 +1,93 @@
+"""Keeping the decision in the numbers that are stored.
+
+A preserving calibrator keeps the argmax in exact arithmetic. Rounding, in memory or to a narrower type on
+disk, can create a tie that another class wins. The winner is then moved by one unit in the last place: the
+smallest change that keeps the promise. Ties are resolved as nnU-Net does, the first index wins.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def keep_decision(stored: Tensor, decision: Tensor) -> Tensor:
+    """Make the argmax of `stored` over axis 0 equal to `decision` everywhere.
+
+    Args:
+        stored: (C, ...) probabilities in the dtype they are kept in: floating point, or integers that stand
+            for multiples of a scale (NIfTI uint16 with scl_slope). Changed in place where needed.
+        decision: (...) int64 class indices.
+
+    Returns:
+        `stored`.
+    """
+    n_classes = stored.shape[0]
+    flat = stored.reshape(n_classes, -1)
+    wanted = decision.reshape(-1)
+    wrong = (_argmax(flat) != wanted).nonzero().squeeze(1)
+    if wrong.numel() == 0:
+        return stored
+    rows = flat[:, wrong]
+    winner = wanted[wrong].unsqueeze(0)
+    largest = rows.to(_wide(rows.dtype)).amax(0, keepdim=True).to(rows.dtype)
+    ceiling = _ceiling(rows.dtype)
+    # Where a rival already sits at the ceiling the winner cannot climb past it: rivals step down instead.
+    full = largest.to(_wide(rows.dtype)) >= ceiling
+    lowered = torch.where(full & _at_least(rows, largest), _step(rows, up=False), rows)
+    raised = torch.where(full, largest, _step(largest, up=True))
+    lowered.scatter_(0, winner, raised)
+    flat[:, wrong] = lowered
+    if flat.data_ptr() != stored.data_ptr():
+        stored.copy_(flat.reshape(stored.shape))
+    return stored
+
+
+def keep_region_decision(stored: Tensor, decision: Tensor, *, half: float = 0.5) -> Tensor:
+    """Make `stored > half` equal to the boolean `decision` everywhere, channel by channel.
+
+    Args:
+        stored: (region, ...) probabilities in the dtype they are kept in; changed in place where needed.
+        decision: (region, ...) bool, the pooled decision p > 0.5.
+        half: one half in stored units; for scaled integers the largest integer that still reads as <= 0.5.
+    """
+    boundary = torch.full((), half, dtype=stored.dtype, device=stored.device)
+    above = stored.to(_wide(stored.dtype)) > half
+    stored[decision & ~above] = _step(boundary, up=True)
+    stored[~decision & above] = boundary
+    return stored
+
+
+def _argmax(values: Tensor) -> Tensor:
+    # torch documents the first index on ties; it has no argmax for the unsigned types NIfTI stores.
+    return values.argmax(0) if values.dtype.is_floating_point else values.to(torch.int32).argmax(0)
+
+
+def _at_least(values: Tensor, bound: Tensor) -> Tensor:
+    wide = _wide(values.dtype)
+    return values.to(wide) >= bound.to(wide)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """A type in which comparisons are defined and exact."""
+    if dtype.is_floating_point:
+        return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    return torch.int32
+
+
+def _ceiling(dtype: torch.dtype) -> float:
+    """The largest probability the type can say."""
+    return 1.0 if dtype.is_floating_point else float(torch.iinfo(dtype).max)
+
+
+def _step(values: Tensor, *, up: bool) -> Tensor:
+    """The next representable value in the given direction, never below zero."""
+    if not values.dtype.is_floating_point:
+        moved = values.to(torch.int32) + (1 if up else -1)
+        return moved.clamp(min=0).to(values.dtype)
+    towards = torch.full_like(values, 2.0 if up else 0.0)
+    if values.dtype in (torch.float16, torch.bfloat16):
+        # torch.nextafter knows no half precision; non-negative floats order like their bit patterns.
+        bits = values.view(torch.int16)
+        return torch.where(values == towards, bits, bits + (1 if up else -1)).view(values.dtype)
+    return torch.nextafter(values, towards)
