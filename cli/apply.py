@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from segcal.apply import ApplyRun, apply_calibrator
-from segcal.applying.folders import manifest_of_folders
-from segcal.device import resolve_device
 from segcal.errors import UsageError
-from segcal.fitted import FittedCalibrator, load_calibrator
-from segcal.manifest import Manifest
 from segcal.types import Kind, Pooling
 
 from .common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, example
 
+# Imported when the command runs, so that its help does not wait for torch.
+if TYPE_CHECKING:
+    from segcal.apply import ApplyRun
+    from segcal.fitted import FittedCalibrator
+    from segcal.manifest import Manifest
+
+CalibratorArgument = Annotated[Path, typer.Argument(metavar="CALIBRATOR", help="Calibrator written by `segcal fit`.")]
+CaseOption = Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this case; repeat for more.")]
+
 
 @example("segcal apply cms_ap.safetensors manifest.yaml --out calibrated --dtype float16")
 def apply(
-    calibrator: Annotated[Path, typer.Argument(help="Calibrator written by `segcal fit`.")],
-    out_folder: Annotated[Path, typer.Option("--out", help="Folder for the maps and run.json; made when absent.")],
-    manifest: Annotated[Path | None, typer.Argument(help="Manifest of the cases; or give --member folders.")] = None,
+    calibrator: CalibratorArgument,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the maps and run.json.")],
+    data: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="MANIFEST", show_default=False, help="Manifest of the cases; or use --member."),
+    ] = None,
     member: Annotated[
-        list[Path] | None, typer.Option(help="Folder with one member's predictions, instead of a manifest; repeat.")
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Instead of a manifest: folder of one member's predictions; once per member."),
     ] = None,
     kind: Annotated[
-        Kind | None, typer.Option(help="With --member: what the files hold; read off the key of .npz files.")
+        Kind | None, typer.Option(help="With --member: what the files hold; .npz files say it themselves.")
     ] = None,
     images: Annotated[
-        Path | None, typer.Option(help="With --member: folder of the images, which know where the voxels lie.")
+        Path | None, typer.Option(metavar="DIR", help="With --member: the images, which know where the voxels lie.")
     ] = None,
     dataset_json: Annotated[
-        Path | None, typer.Option(help="With --member: nnU-Net's dataset.json, if it does not lie beside the members.")
+        Path | None, typer.Option(metavar="FILE", help="With --member: nnU-Net's dataset.json, if not beside them.")
     ] = None,
     format: Annotated[
         Literal["nnunet", "nifti"], typer.Option(help="nnU-Net's .npz, or NIfTI with the case's affine.")
@@ -42,15 +50,17 @@ def apply(
         Literal["float32", "float16", "uint16"],
         typer.Option(help="float16 with nnunet only; uint16 (scl_slope 1/65535) with nifti only."),
     ] = "float32",
-    pooling: Annotated[Pooling | None, typer.Option(help="Only to make sure: refused if fitted otherwise.")] = None,
-    case: Annotated[list[str] | None, typer.Option(help="Only this case; repeat for more.")] = None,
+    pooling: Annotated[
+        Pooling | None, typer.Option(help="The calibrator knows it; say it to have the run refused if it differs.")
+    ] = None,
+    case: CaseOption = None,
     confidence: Annotated[bool, typer.Option("--confidence", help="Also write the largest probability.")] = False,
     entropy: Annotated[bool, typer.Option("--entropy", help="Also write the entropy in nats.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run: finished cases are skipped.")] = False,
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Skip a broken case, list it at the end, exit 1.")
+        bool, typer.Option("--keep-going", help="Leave a broken case out, list it at the end, exit 1.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Apply in spite of a mismatch; it becomes a warning.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Apply a method that needs logits to probabilities.")] = False,
     device: DeviceOption = "auto",
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -61,14 +71,21 @@ def apply(
     Methods that preserve the decision (ts, cms_ap, ...) keep the segmentation of the pooled members at every voxel,
     also in the stored maps. A run that was stopped is continued with --resume.
     """
+    from segcal.apply import apply_calibrator
+    from segcal.device import resolve_device
+    from segcal.fitted import load_calibrator
+
     output = Output(json=json, quiet=quiet)
     fitted = load_calibrator(calibrator)
-    data = _manifest(output, fitted, manifest, member or [], kind, images, dataset_json)
+    if member:
+        manifest = _scanned(output, fitted, [*member, *(data or [])], kind, images, dataset_json)
+    else:
+        manifest = _loaded(data or [], with_scan_options=bool(kind or images or dataset_json))
     with output.stages() as progress:
         run = apply_calibrator(
             fitted,
-            data,
-            out_folder,
+            manifest,
+            out,
             device=resolve_device(device),
             format=format,
             dtype=dtype,
@@ -86,22 +103,31 @@ def apply(
         raise typer.Exit(1)
 
 
-def _manifest(
+def _loaded(paths: list[Path], *, with_scan_options: bool) -> Manifest:
+    from segcal.manifest import Manifest
+
+    if len(paths) != 1:
+        raise UsageError(f"expected one manifest, got {len(paths)}; or name the members' folders with --member")
+    if with_scan_options:
+        raise UsageError("--kind, --images and --dataset-json belong to --member; a manifest says these itself")
+    return Manifest.load(paths[0])
+
+
+def _scanned(
     output: Output,
     fitted: FittedCalibrator,
-    path: Path | None,
-    members: list[Path],
+    folders: list[Path],
     kind: Kind | None,
     images: Path | None,
     dataset_json: Path | None,
 ) -> Manifest:
-    if (path is None) == (not members):
-        raise UsageError("give either a manifest or --member folders, one of the two")
-    if path is not None:
-        if kind or images or dataset_json:
-            raise UsageError("--kind, --images and --dataset-json belong to --member; a manifest says these itself")
-        return Manifest.load(path)
-    found = manifest_of_folders(fitted, members, kind=kind, images=images, dataset_json=dataset_json)
+    from segcal.applying.folders import manifest_of_folders
+
+    # The shell turns `--member fold_*` into one option and further arguments, which are folders then.
+    files = [path for path in folders if path.is_file()]
+    if files:
+        raise UsageError(f"{files[0]}: a file among --member folders; give either a manifest or folders")
+    found = manifest_of_folders(fitted, folders, kind=kind, images=images, dataset_json=dataset_json)
     for sentence in found.unmatched:
         output.warn(sentence)
     return found.manifest
@@ -116,7 +142,7 @@ def _report(output: Output, run: ApplyRun, method: str) -> None:
         output.line(f"{run.n_floored:,} probabilities stored as 0 were raised to the smallest number of their type")
     if run.redone:
         output.line(f"done again because something changed: {', '.join(run.redone)}")
-    counts = {"skipped, already finished": len(run.skipped), "failed": len(run.failed)}
+    counts = {"already finished": len(run.skipped), "failed": len(run.failed)}
     rest = "".join(f", {count} {what}" for what, count in counts.items() if count)
     output.line(f"{method}: {len(run.done)} cases written to {run.out}{rest}")
     output.result(

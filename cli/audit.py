@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from segcal.audit import Audit, audit_calibrator
-from segcal.device import resolve_device
-from segcal.fitted import load_calibrator
-from segcal.manifest import Manifest
-
+from .apply import CalibratorArgument, CaseOption
 from .common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, example
+
+# Imported when the command runs, so that its help does not wait for torch.
+if TYPE_CHECKING:
+    from segcal.audit import Audit
 
 
 @example("segcal audit cms_ap.safetensors manifest.yaml")
 def audit(
-    calibrator: Annotated[Path, typer.Argument(help="Calibrator written by `segcal fit`.")],
-    manifest: Annotated[Path, typer.Argument(help="Manifest of the cases to look at; no labels are needed.")],
-    case: Annotated[list[str] | None, typer.Option(help="Only this case; repeat for more.")] = None,
+    calibrator: CalibratorArgument,
+    manifest: Annotated[
+        Path, typer.Argument(metavar="MANIFEST", help="Manifest of the cases to look at; no labels are needed.")
+    ],
+    case: CaseOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random shifts.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Audit in spite of a mismatch with the manifest.")] = False,
     device: DeviceOption = "auto",
@@ -34,6 +36,11 @@ def audit(
     that differ from the pooled ones, and prints the spatial spread of the free energy. Exit code 1 if a property the
     calibrator declares does not hold.
     """
+    from segcal.audit import audit_calibrator
+    from segcal.device import resolve_device
+    from segcal.fitted import load_calibrator
+    from segcal.manifest import Manifest
+
     output = Output(json=json, quiet=quiet)
     fitted = load_calibrator(calibrator)
     data = Manifest.load(manifest)

@@ -33,6 +33,7 @@ COMMANDS = (
     Entry("manifest", "manifest", "app", "Make a manifest from folders of predictions; check one."),
     Entry("fit", "fit", "fit", "Fit calibrators on the labelled cases of a manifest."),
     Entry("apply", "apply", "apply", "Write calibrated probabilities and the segmentation."),
+    Entry("evaluate", "evaluate", "evaluate", "Measure calibrators on labelled cases, with intervals."),
     Entry("audit", "audit", "audit", "Check that shifts change nothing and decisions are kept."),
 )
 

@@ -20,15 +20,13 @@ import torch
 
 import segcal
 from segcal.applying.files import plan_files, possible_files, write_case
+from segcal.applying.inputs import input_files, input_fingerprints
 from segcal.applying.maps import calibrated_maps
-from segcal.applying.record import ApplySettings, CaseEntry, InputFile, Recipe, RunRecord, open_record
+from segcal.applying.record import ApplySettings, CaseEntry, Recipe, RunRecord, open_record
 from segcal.applying.stored import MapFormat, StorageType, check_storage
 from segcal.cases import CaseData, load_case
 from segcal.errors import Interrupted, OutputError, SegcalError
 from segcal.fitted import FittedCalibrator
-from segcal.io.images import read_grid
-from segcal.io.members import member_fingerprint
-from segcal.io.nifti import is_nifti
 from segcal.manifest import Manifest, ManifestCase
 from segcal.types import Grid, Pooling, Progress
 
@@ -110,7 +108,7 @@ def apply_calibrator(
         out,
         _fresh_record(fitted, manifest, settings, warnings),
         resume=resume,
-        inputs=_input_files(manifest, chosen),
+        inputs=input_files(manifest, chosen),
         targets=(name for case in chosen for name in possible_files(case.id)),
     )
     job = _Job(fitted, manifest, out, settings, device, record)
@@ -153,7 +151,7 @@ class _Job:
         recipe = Recipe(
             calibrator_sha256=self.record.calibrator_sha256,
             settings=self.settings,
-            inputs=_fingerprints(self.manifest, case),
+            inputs=input_fingerprints(self.manifest, case),
         )
         entry = self.record.cases.get(case.id)
         if entry is not None and entry.stands_for(recipe, self.out):
@@ -237,26 +235,6 @@ def _read_ahead(
                 yield case, current
         finally:
             ahead.cancel()
-
-
-def _fingerprints(manifest: Manifest, case: ManifestCase) -> tuple[InputFile, ...]:
-    """What a case is made from: its members and, where they carry no geometry, the file that does."""
-    found = [InputFile(file=name, fingerprint=member_fingerprint(manifest.resolve(name))) for name in case.members]
-    if is_nifti(manifest.resolve(case.members[0])):
-        return tuple(found)
-    for name in (case.label, case.deployed, case.image):
-        if name is not None:
-            grid = read_grid(manifest.resolve(name))
-            affine = None if grid.affine is None else grid.affine.tolist()
-            found.append(InputFile(file=name, fingerprint=f"grid:{list(grid.shape)}:{affine}"))
-            if affine is not None:
-                break
-    return tuple(found)
-
-
-def _input_files(manifest: Manifest, cases: Sequence[ManifestCase]) -> set[Path]:
-    names = (name for case in cases for name in (*case.members, case.label, case.image, case.deployed))
-    return {manifest.resolve(name).resolve() for name in names if name is not None}
 
 
 def _fresh_record(

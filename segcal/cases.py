@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from segcal.manifest import Manifest, ManifestCase
 from segcal.pooling import Pool, Pooled
 from segcal.types import Box, Grid, Kind, Pooling
 
-__all__ = ["MEMBERS_IN_MEMORY", "CaseData", "load_case", "load_deployed"]
+__all__ = ["MEMBERS_IN_MEMORY", "CaseData", "Want", "load_case", "load_deployed", "load_poolings"]
 
 MEMBERS_IN_MEMORY = 2
 """Members decoded at the same time: one is added while the next is unpacked."""
@@ -61,6 +62,13 @@ class CaseData:
     fingerprints: tuple[str, ...]
 
 
+class Want(NamedTuple):
+    """One way to pool a case: how, and how many of its first members (None for all)."""
+
+    pooling: Pooling
+    n_members: int | None = None
+
+
 def load_case(
     manifest: Manifest,
     case: ManifestCase,
@@ -72,8 +80,6 @@ def load_case(
 ) -> CaseData:
     """Read the members and the label of a case and pool the members.
 
-    Members are read in parallel and added in the manifest's order, so the result does not depend on timing.
-
     Args:
         manifest: says what the files hold.
         case: one of its cases.
@@ -82,36 +88,52 @@ def load_case(
         with_labels: also read the label; a case without one is then an error.
         n_members: only the first so many members; None takes all.
     """
-    paths = [manifest.resolve(member) for member in _chosen(case, n_members)]
-    # Taken first: a file that changes while it is read then differs from its fingerprint, never the other way round.
-    fingerprints = tuple(member_fingerprint(path) for path in paths)
-    pool = Pool(pooling, regions=manifest.has_regions, device=device)
+    return load_poolings(manifest, case, [Want(pooling, n_members)], device=device, with_labels=with_labels)[0]
+
+
+def load_poolings(
+    manifest: Manifest, case: ManifestCase, wanted: Sequence[Want], *, device: torch.device, with_labels: bool
+) -> list[CaseData]:
+    """Read a case once and pool it in several ways; see `load_case`.
+
+    Members are read in parallel and added in the manifest's order, so the result does not depend on timing.
+    """
+    counts = [len(_chosen(case, want.n_members)) for want in wanted]
+    paths = [manifest.resolve(member) for member in case.members[: max(counts)]]
+    pools = [Pool(want.pooling, regions=manifest.has_regions, device=device) for want in wanted]
     grid: Grid | None = None
     with closing(_read_members(manifest, paths)) as members:
-        for member in members:
+        for position, member in enumerate(members):
             _check_member(manifest, case, member, grid)
             grid = grid or member.grid
-            pool.add(member)
+            for pool, count in zip(pools, counts, strict=True):
+                if position < count:
+                    pool.add(member)
             del member  # before the next one is asked for: at most MEMBERS_IN_MEMORY are alive
-    pooled = pool.result()
-    shape = _space(pooled.logits)
+    results = [pool.result() for pool in pools]
+    shape = _space(results[0].logits)
     label_map = read_case_labels(manifest, case, shape, grid) if with_labels else None
     grid = grid or (label_map.grid if label_map is not None and label_map.grid.affine is not None else None)
+    grid = grid or _grid_beside(manifest, case, shape)
     labels, region_labels, valid = targets(manifest, case, label_map, device)
-    return CaseData(
-        case_id=case.id,
-        logits=pooled.logits,
-        labels=labels,
-        region_labels=region_labels,
-        valid=valid,
-        decision=pooled.logits > 0 if manifest.has_regions else pooled.logits.argmax(dim=0),
-        inside=_inside(pooled),
-        crop=pooled.crop,
-        grid=grid or _grid_beside(manifest, case, shape),
-        n_floored=pooled.n_floored,
-        kind=manifest.kind,
-        fingerprints=fingerprints,
-    )
+    fingerprints = tuple(member_fingerprint(path) for path in paths)
+    return [
+        CaseData(
+            case_id=case.id,
+            logits=pooled.logits,
+            labels=labels,
+            region_labels=region_labels,
+            valid=valid,
+            decision=pooled.logits > 0 if manifest.has_regions else pooled.logits.argmax(dim=0),
+            inside=_inside(pooled),
+            crop=pooled.crop,
+            grid=grid,
+            n_floored=pooled.n_floored,
+            kind=manifest.kind,
+            fingerprints=fingerprints[:count],
+        )
+        for pooled, count in zip(results, counts, strict=True)
+    ]
 
 
 def _chosen(case: ManifestCase, n_members: int | None) -> Sequence[str]:

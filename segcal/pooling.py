@@ -34,7 +34,9 @@ SUM_TOLERANCE = 1e-2
 # of up to 2^11 members stay finite. A power of two costs no rounding.
 _SCALE_BITS = 116
 _SCALE = 2.0**_SCALE_BITS
-_CHUNK_VALUES = 2**18
+# Temporaries of this size stay in the cache, and torch works on them in one thread: starting others costs more than
+# they save here, above all while other threads unpack the next member.
+_CHUNK_VALUES = 2**15 - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,10 +82,10 @@ class Pool:
             self._sum = self._empty(member)
         stored = torch.from_numpy(_inside(member.values, member.crop))
         floor = _Floor.of(member)
-        for planes in _chunks(stored.shape):
-            part = stored[:, planes].to(self._sum)
+        for block in _chunks(stored.shape):
+            part = stored[block].to(self._sum)
             _check_values(part, member, regions=self._regions)
-            self._sum[:, planes] += self._addend(part, member.kind, floor)
+            self._sum[block] += self._addend(part, member.kind, floor)
         self._n_members += 1
 
     def result(self) -> Pooled:
@@ -97,8 +99,8 @@ class Pool:
         else:
             logits = torch.zeros(shape, dtype=torch.float32, device=self._device)
         target = logits if crop is None else logits[:, *(slice(low, high) for low, high in crop)]
-        for planes in _chunks(target.shape):
-            target[:, planes] = self._finished(total[:, planes]).to(target)
+        for block in _chunks(target.shape):
+            target[block] = self._finished(total[block]).to(target)
         return Pooled(logits, crop, self._n_floored)
 
     def _empty(self, member: Member) -> Tensor:
@@ -218,12 +220,14 @@ def _inside(values: AnyArray, crop: Box | None) -> AnyArray:
     return values if crop is None else values[:, *(slice(low, high) for low, high in crop)]
 
 
-def _chunks(shape: torch.Size | tuple[int, ...]) -> Iterator[slice]:
-    """Runs of planes small enough that temporaries stay in the cache, whatever the size of the volume."""
+def _chunks(shape: torch.Size | tuple[int, ...]) -> Iterator[tuple[slice, slice, slice]]:
+    """Blocks (class, z, y) that cover the volume, in order."""
     n_classes, depth, height, width = shape
-    step = max(1, _CHUNK_VALUES // (n_classes * height * width))
-    for start in range(0, depth, step):
-        yield slice(start, min(start + step, depth))
+    rows = max(1, min(height, _CHUNK_VALUES // (n_classes * width)))
+    planes = max(1, _CHUNK_VALUES // (n_classes * height * width))
+    for z in range(0, depth, planes):
+        for y in range(0, height, rows):
+            yield slice(None), slice(z, z + planes), slice(y, y + rows)
 
 
 def _check_values(part: Tensor, member: Member, *, regions: bool) -> None:

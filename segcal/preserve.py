@@ -15,8 +15,9 @@ def keep_decision(stored: Tensor, decision: Tensor) -> Tensor:
     """Make the argmax of `stored` over axis 0 equal to `decision` everywhere.
 
     Args:
-        stored: (C, ...) probabilities in the dtype they are kept in: floating point, or integers that stand
-            for multiples of a scale (NIfTI uint16 with scl_slope). Changed in place where needed.
+        stored: (C, ...) probabilities in the dtype they are kept in: floating point, or int32 that stand for
+            multiples of a scale (NIfTI uint16 with scl_slope; torch lacks most operations for uint16 itself).
+            Changed in place where needed; a whole number may rise by one, so its type needs that room.
         decision: (...) int64 class indices.
 
     Returns:
@@ -25,16 +26,16 @@ def keep_decision(stored: Tensor, decision: Tensor) -> Tensor:
     n_classes = stored.shape[0]
     flat = stored.reshape(n_classes, -1)
     wanted = decision.reshape(-1)
-    wrong = (_argmax(flat) != wanted).nonzero().squeeze(1)
+    # torch documents the first index on ties.
+    wrong = (flat.argmax(0) != wanted).nonzero().squeeze(1)
     if wrong.numel() == 0:
         return stored
     rows = flat[:, wrong]
     winner = wanted[wrong].unsqueeze(0)
-    largest = rows.to(_wide(rows.dtype)).amax(0, keepdim=True).to(rows.dtype)
-    ceiling = _ceiling(rows.dtype)
+    largest = rows.amax(0, keepdim=True)
     # Where a rival already sits at the ceiling the winner cannot climb past it: rivals step down instead.
-    full = largest.to(_wide(rows.dtype)) >= ceiling
-    lowered = torch.where(full & _at_least(rows, largest), _step(rows, up=False), rows)
+    full = largest >= _ceiling(flat.dtype)
+    lowered = torch.where(full & (rows >= largest), _step(rows, up=False), rows)
     raised = torch.where(full, largest, _step(largest, up=True))
     lowered.scatter_(0, winner, raised)
     flat[:, wrong] = lowered
@@ -52,27 +53,10 @@ def keep_region_decision(stored: Tensor, decision: Tensor, *, half: float = 0.5)
         half: one half in stored units; for scaled integers the largest integer that still reads as <= 0.5.
     """
     boundary = torch.full((), half, dtype=stored.dtype, device=stored.device)
-    above = stored.to(_wide(stored.dtype)) > half
+    above = stored > half
     stored[decision & ~above] = _step(boundary, up=True)
     stored[~decision & above] = boundary
     return stored
-
-
-def _argmax(values: Tensor) -> Tensor:
-    # torch documents the first index on ties; it has no argmax for the unsigned types NIfTI stores.
-    return values.argmax(0) if values.dtype.is_floating_point else values.to(torch.int32).argmax(0)
-
-
-def _at_least(values: Tensor, bound: Tensor) -> Tensor:
-    wide = _wide(values.dtype)
-    return values.to(wide) >= bound.to(wide)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """A type in which comparisons are defined and exact."""
-    if dtype.is_floating_point:
-        return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    return torch.int32
 
 
 def _ceiling(dtype: torch.dtype) -> float:
@@ -83,8 +67,7 @@ def _ceiling(dtype: torch.dtype) -> float:
 def _step(values: Tensor, *, up: bool) -> Tensor:
     """The next representable value in the given direction, never below zero."""
     if not values.dtype.is_floating_point:
-        moved = values.to(torch.int32) + (1 if up else -1)
-        return moved.clamp(min=0).to(values.dtype)
+        return values + 1 if up else (values - 1).clamp(min=0)
     towards = torch.full_like(values, 2.0 if up else 0.0)
     if values.dtype in (torch.float16, torch.bfloat16):
         # torch.nextafter knows no half precision; non-negative floats order like their bit patterns.

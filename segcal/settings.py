@@ -88,8 +88,8 @@ class PipelineSettings(_Model):
     pooling: Pooling = "logits"
     solver: Literal["exact", "adam"] = "exact"
     trials: Annotated[Whole, Field(ge=1)] = 20
-    rows: Annotated[Whole, Field(ge=1_000)] = 300_000
-    max_patches: Annotated[Whole, Field(ge=1)] = 2_000
+    rows: Annotated[Whole, Field(ge=1_000)] = 120_000
+    max_patches: Annotated[Whole, Field(ge=1)] = 8_192
     seed: Annotated[Whole, Field(ge=0)] = 0
     objective: Literal["nll"] = "nll"
     lambda_: Annotated[Number, Field(ge=0)] | None = Field(default=None, alias="lambda")

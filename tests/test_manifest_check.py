@@ -14,10 +14,12 @@ import yaml
 from numpy.typing import NDArray
 
 from segcal.checks.orientation import Orientation, fitting_orientations, orientation_dice
+from segcal.errors import DataError
 from segcal.io.members import Member, read_member
 from segcal.io.nifti import write_nifti
 from segcal.manifest import Manifest
 from segcal.manifest_check import CheckReport, Finding, check_manifest
+from segcal.pooling import Pool
 
 SHAPE = (6, 8, 10)
 CLASSES = ["background", "liver", "lesion"]
@@ -171,6 +173,21 @@ def test_an_error_no_reader_foresaw_is_a_finding_too(data: Dataset, monkeypatch:
         ("unreadable_file", "case_0"),
         ("unreadable_file", "case_1"),
     ]
+
+
+def test_a_member_the_pool_refuses_is_a_finding_too(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Pool, member: Member) -> None:
+        raise DataError(f"{member.path}: not to be pooled.")
+
+    monkeypatch.setattr(Pool, "add", refuse)
+
+    findings = data.check().findings
+
+    assert [(f.code, f.file) for f in findings] == [
+        ("unpoolable", "member_0/case_0.npz"),
+        ("unpoolable", "member_0/case_1.npz"),
+    ]
+    assert findings[0].message == "not to be pooled."
 
 
 @pytest.mark.parametrize("kept", [0, 1, 50, 200, 600])

@@ -10,6 +10,8 @@ from pydantic import ValidationError
 
 from segcal.calibrators import CALIBRATORS
 from segcal.errors import MissingFileError, SettingsError
+from segcal.fitting.condense import DEFAULT_ROWS
+from segcal.fitting.patches import DEFAULT_PATCHES
 from segcal.settings import LogRange, PipelineSettings, SearchSpace, config_names, load_settings
 
 ON_LOGITS = ["ts", "ets", "vs", "ms", "ms_c", "dc", "cdc", "cms_ap", "cms_op", "lts", "lts_ti"]
@@ -46,6 +48,12 @@ def test_defaults_are_those_of_the_paper() -> None:
     assert settings.space.alpha == LogRange(zero=True, low=1e-6, high=1e-2)
     assert settings.space.learning_rate == LogRange(zero=False, low=1e-4, high=3e-2)
     assert settings.space.patience.choices == (10, 20, 50)
+
+
+@pytest.mark.parametrize("settings", [PipelineSettings(method="ts"), load_settings("dc"), load_settings("lts_ti")])
+def test_sample_sizes_are_those_the_samplers_were_measured_with(settings: PipelineSettings) -> None:
+    assert settings.rows == DEFAULT_ROWS
+    assert settings.max_patches == DEFAULT_PATCHES
 
 
 def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
-from segcal.calibrators.base import Calibrator
+from segcal.calibrators.base import Calibrator, at_least_float32
 
 RIDGE = 1e-6
 """Weight of the fixed ridge that keeps every optimum finite (METHODS 2)."""
@@ -127,7 +127,7 @@ class AffineCalibrator(Calibrator):
 
     def log_probs(self, logits: Tensor, decision: Tensor | None = None) -> Tensor:
         chosen = logits.argmax(1) if decision is None else decision
-        exact = logits.to(_matmul_dtype(logits))
+        exact = at_least_float32(logits)
         view = self.view(exact, chosen)
         design = self.design(logits.shape[1])
         stacked = np.stack([design.matrix(theta) for theta in self.theta()])
@@ -159,11 +159,6 @@ def free(n_parameters: int) -> tuple[Vector, Vector]:
 @cache
 def _remembered_design(method: type[AffineCalibrator], n_classes: int) -> AffineDesign:
     return method.build_design(n_classes)
-
-
-def _matmul_dtype(logits: Tensor) -> torch.dtype:
-    """Half precision is too coarse for the margins of near-ties; everything else keeps its type."""
-    return torch.float32 if logits.dtype in (torch.float16, torch.bfloat16) else logits.dtype
 
 
 def _scores(features: Tensor, matrices: Tensor, expert: Tensor | None) -> Tensor:

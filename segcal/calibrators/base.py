@@ -97,7 +97,7 @@ class Calibrator(ABC):
             class_axis: where the classes are.
             decision: reference decision, the shape of `logits` without the class axis; argmax when absent.
         """
-        values = torch.as_tensor(logits)
+        values = as_tensor(logits)
         check_floating(values, self)
         moved = torch.movedim(values, class_axis, 0)
         if self.n_classes not in (None, moved.shape[0]):
@@ -105,7 +105,7 @@ class Calibrator(ABC):
                 f"{self.name}: fitted for {self.n_classes} classes, but axis {class_axis} of the array "
                 f"{tuple(values.shape)} has {moved.shape[0]}; check class_axis"
             )
-        chosen = moved.argmax(0) if decision is None else torch.as_tensor(decision).to(moved.device)
+        chosen = moved.argmax(0) if decision is None else _checked(as_tensor(decision), moved, self.name)
         probs = self._moved_probabilities(moved, chosen)
         if self.preserves is not None:
             probs = keep_decision(probs, chosen)
@@ -120,6 +120,37 @@ class Calibrator(ABC):
                 f"got {moved.ndim} axes. Use a voxel-wise method for plain rows."
             )
         return self.volume_log_probs(moved, decision).exp_()
+
+
+def as_tensor(values: Tensor | NDArray[np.generic]) -> Tensor:
+    """A tensor of an array; flipped, read-only and foreign-endian arrays, which torch cannot share, are copied."""
+    if isinstance(values, Tensor):
+        return values
+    native = values.astype(values.dtype.newbyteorder("="), copy=False)
+    shareable = native.flags.writeable and all(stride >= 0 for stride in native.strides)
+    return torch.as_tensor(native if shareable else native.copy())
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """Half precision is too narrow to divide logits and too coarse for near-ties; wider types stay as they are."""
+    return values.to(torch.float32) if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def _checked(decision: Tensor, moved: Tensor, method: str) -> Tensor:
+    """A decision that fits the (C, ...) logits, as int64 on their device."""
+    n_classes, shape = moved.shape[0], tuple(moved.shape[1:])
+    if tuple(decision.shape) != shape or decision.is_floating_point():
+        raise ParameterError(
+            f"{method}: the decision must be whole numbers of shape {shape}, the logits without their class axis; "
+            f"got {decision.dtype} of shape {tuple(decision.shape)}"
+        )
+    chosen = decision.to(device=moved.device, dtype=torch.int64)
+    if chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < n_classes:
+        raise ParameterError(
+            f"{method}: the decision holds {int(chosen.min())} to {int(chosen.max())}, but class indices are "
+            f"0 to {n_classes - 1}; label values must be turned into indices first"
+        )
+    return chosen
 
 
 def check_floating(values: Tensor, calibrator: Calibrator) -> None:

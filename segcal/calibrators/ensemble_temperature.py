@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from segcal.calibrators.base import Calibrator, Preserves, expect_tensor
+from segcal.calibrators.base import Calibrator, Preserves, at_least_float32, expect_tensor
 from segcal.errors import ParameterError
 
 
@@ -55,11 +55,11 @@ class EnsembleTemperatureScaling(Calibrator):
 
     def log_probs(self, logits: Tensor, decision: Tensor | None = None) -> Tensor:
         # In logarithms, so that a class at e^-200 keeps its rank instead of meeting others at zero.
-        parts = []
+        exact, parts = at_least_float32(logits), []
         if self.mixture[0] > 0:
-            parts.append(torch.log_softmax(logits / self.temperature, 1) + log(self.mixture[0]))
+            parts.append(torch.log_softmax(exact / self.temperature, 1) + log(self.mixture[0]))
         if self.mixture[1] > 0:
-            parts.append(torch.log_softmax(logits, 1) + log(self.mixture[1]))
+            parts.append(torch.log_softmax(exact, 1) + log(self.mixture[1]))
         if self.mixture[2] > 0:
-            parts.append(torch.full_like(logits, log(self.mixture[2] / logits.shape[1])))
-        return torch.logsumexp(torch.stack(parts), 0)
+            parts.append(torch.full_like(exact, log(self.mixture[2] / logits.shape[1])))
+        return torch.logsumexp(torch.stack(parts), 0).to(logits.dtype)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name every torch user knows
 from torch import Tensor
 
-from segcal.calibrators.base import Calibrator, Preserves, expect_tensor
+from segcal.calibrators.base import Calibrator, Preserves, at_least_float32, expect_tensor
 from segcal.errors import ParameterError
 
 N_LEAVES, N_GATES = 4, 3
@@ -106,15 +106,15 @@ class LocalTemperatureScaling(Calibrator):
         """
         result = torch.empty_like(logits, memory_format=torch.contiguous_format)
         for part in _chunks(logits):
-            slices = _at_least_float32(logits[:, part]).transpose(0, 1)
+            slices = at_least_float32(logits[:, part]).transpose(0, 1)
             tau = self._tau(slices)
             result[:, part] = torch.log_softmax(slices / tau.unsqueeze(1), 1).transpose(0, 1).to(logits.dtype)
         return result
 
     def temperatures(self, logits: Tensor) -> Tensor:
         """The temperature map: (C, z, y, x) logits to (z, y, x) tau, at least float32."""
-        parts = [self._tau(_at_least_float32(logits[:, part]).transpose(0, 1)) for part in _chunks(logits)]
-        return torch.cat(parts) if parts else _at_least_float32(logits[0])
+        parts = [self._tau(at_least_float32(logits[:, part]).transpose(0, 1)) for part in _chunks(logits)]
+        return torch.cat(parts) if parts else at_least_float32(logits[0])
 
     def _tau(self, slices: Tensor) -> Tensor:
         if slices.shape[1] != self.n_classes:
@@ -161,7 +161,3 @@ def _chunks(logits: Tensor) -> list[slice]:
     per_slice = (height + 2 * HALO) * (width + 2 * HALO) * (n_classes + N_MAPS)
     step = max(1, VALUES_PER_CHUNK // per_slice)
     return [slice(begin, begin + step) for begin in range(0, n_slices, step)]
-
-
-def _at_least_float32(values: Tensor) -> Tensor:
-    return values if values.dtype == torch.float64 else values.to(torch.float32)

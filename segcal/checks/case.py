@@ -76,15 +76,24 @@ class CaseCheck:
                 text = f"holds exactly what {twin} holds; an ensemble of copies says nothing. Name different members."
                 own.append(Finding("identical_members", "warning", self.case.id, file, text))
             # Padding in a file of logits is a fatal finding, and still a prediction whose orientation can be told.
-            if pool is not None and not any(f.severity == "fatal" and f.code != "cropping_fill" for f in own):
-                pool.add(member)
-            else:
-                pool = None
+            sound = not any(f.severity == "fatal" and f.code != "cropping_fill" for f in own)
+            pool = self._pooled(pool, member, file) if sound else None
             self._first = self._first or _without_values(member)
             found += own
             del member
         self.findings += one_per_case(found)
         return None if pool is None else pool.result()
+
+    def _pooled(self, pool: Pool | None, member: Member, file: str) -> Pool | None:
+        """The pool with one more member; None when it has to do without one."""
+        try:
+            if pool is not None:
+                pool.add(member)
+            return pool
+        except SegcalError as error:
+            text = str(error).removeprefix(f"{member.path}: ")
+            self.findings.append(Finding("unpoolable", "fatal", self.case.id, file, text))
+            return None
 
     def _member_findings(self, member: Member, file: str) -> list[Finding]:
         place = {"case": self.case.id, "file": file}

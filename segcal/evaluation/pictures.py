@@ -67,12 +67,12 @@ def case_picture(manifest: Manifest, case: ManifestCase, data: CaseData, probs: 
     image = None if case.image is None else read_image(manifest.resolve(case.image)).values
     maps = PictureMaps(image=image, **_volumes(manifest, data, probs))
     index = informative_slice(maps)
-    cut = {name: _slice(getattr(maps, name), index) for name in _MAPS}
+    cut: dict[str, Any] = {name: _slice(getattr(maps, name), index) for name in _MAPS}
     affine = None if data.grid is None else data.grid.affine
     return CasePicture(PictureMaps(**cut), index, len(maps.segmentation), affine)
 
 
-def _volumes(manifest: Manifest, data: CaseData, probs: Tensor) -> dict[str, NDArray[Any] | None]:
+def _volumes(manifest: Manifest, data: CaseData, probs: Tensor) -> dict[str, Any]:
     """Region models are shown by their painted label map; confidence is that of the least sure region."""
     energy = torch.logsumexp(data.logits, 0) if not manifest.has_regions else None
     if manifest.has_regions:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from segcal.calibrators import CALIBRATORS
 from segcal.calibrator_info import CalibratorInfo
+from segcal.calibrators import CALIBRATORS
 from segcal.cases import CaseData
 from segcal.errors import UsageError
 from segcal.fitted import FittedCalibrator

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -69,6 +69,16 @@ class CaseFrame:
         parts = tuple(_part(where, flat, bands, settings.n_classes) for where in slices)
         return cls(case_id, tuple(labels.shape), settings, parts)
 
+    def with_decision(self, decision: Tensor) -> CaseFrame:
+        """The same case against another reference decision; labels and distances are shared, not computed again."""
+        if decision.shape != self.shape:
+            raise GeometryError(f"{self.case_id}: decision has shape {tuple(decision.shape)}, the label {self.shape}")
+        flat = decision.reshape(-1)
+        parts = tuple(
+            replace(part, reference=_kept(flat[part.where], part.keep).to(part.labels.dtype)) for part in self.parts
+        )
+        return replace(self, parts=parts)
+
     def batches(self, values: Tensor, *, log: bool = False) -> Iterator[VoxelBatch]:
         """The counted voxels of one pipeline, a bounded number at a time.
 
@@ -101,9 +111,7 @@ def _part(where: slice, flat: list[Tensor | None], bands: BandMap | None, n_clas
     narrow = torch.uint8 if n_classes <= 255 else torch.int32
 
     def kept(values: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        if values is None:
-            return None
-        return (values if keep is None else values.index_select(0, keep)).to(dtype)
+        return None if values is None else _kept(values, keep).to(dtype)
 
     band = distance = None
     if bands is not None:
@@ -113,6 +121,10 @@ def _part(where: slice, flat: list[Tensor | None], bands: BandMap | None, n_clas
     own_labels = kept(labels, narrow)
     assert own_labels is not None
     return FramePart(where, keep, own_labels, kept(reference, narrow), kept(deployed, narrow), outside, band, distance)
+
+
+def _kept(values: Tensor, keep: Tensor | None) -> Tensor:
+    return values if keep is None else values.index_select(0, keep)
 
 
 def _check_labels(case_id: str, labels: Tensor, n_classes: int) -> None:

@@ -78,6 +78,11 @@ class RegionFrame:
             )
         return cls(case_id, tuple(channels))
 
+    def with_decision(self, decision: Tensor) -> RegionFrame:
+        """The same case against another pooled decision, (R, z, y, x) bool."""
+        pairs = zip(self.channels, decision, strict=True)
+        return RegionFrame(self.case_id, tuple(channel.with_decision(one) for channel, one in pairs))
+
 
 class RegionMetricSet:
     """The metrics of one pipeline of a region model; every number is the mean over regions."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,8 +78,9 @@ def tune(
     while (done := len(_finished(study))) < n_trials:
         # Two trials at once would change what TPE proposes, so a running one must not count: no constant liar.
         study.sampler = TPESampler(seed=_trial_seed(seed, done), constant_liar=False)
-        if done == 0:
-            study.enqueue_trial(_as_parameters(names, space), skip_if_exists=True)
+        # Asked again if the first trial was killed, once if the process died between queueing and asking.
+        if done == 0 and not study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+            study.enqueue_trial(_as_parameters(names, space))
         _run_trial(study, objective, names, space)
         if on_trial is not None:
             on_trial(done + 1, n_trials)
@@ -104,9 +106,12 @@ def _run_trial(study: optuna.Study, objective: Objective, names: Sequence[str], 
     try:
         value = objective(values, report)
     except optuna.TrialPruned:
-        study.tell(trial, state=TrialState.PRUNED)
-    else:
+        value = math.nan
+    # A trial without a finite result counts as tried and is never the best.
+    if math.isfinite(value):
         study.tell(trial, value)
+    else:
+        study.tell(trial, state=TrialState.PRUNED)
 
 
 def _suggest(trial: optuna.Trial, name: str, allowed: LogRange | Choices) -> float:
