@@ -66,6 +66,7 @@ def fit(
     if full and polish:
         raise UsageError("--full already goes beyond --polish; give one of them")
     _check_penalties(settings, lambda_, mu)
+    paths = _paths(list(settings), out)
     data = Manifest.load(manifest)
     with output.stages() as progress:
         fitted = fit_many(
@@ -86,8 +87,9 @@ def fit(
             device=resolve_device(device),
             progress=progress,
         )
-    paths = _save(fitted, out)
     for name, calibrator in fitted.items():
+        paths[name].parent.mkdir(parents=True, exist_ok=True)
+        calibrator.save(paths[name])
         for text in calibrator.info.warnings:
             output.warn(f"{name}: {text.removeprefix(f'{name}: ')}")
     output.table(
@@ -128,19 +130,13 @@ def _check_penalties(settings: dict[str, PipelineSettings | None], lambda_: floa
         raise UsageError(f"--lambda and --mu mean nothing for {', '.join(without)}; leave them out")
 
 
-def _save(fitted: dict[str, FittedCalibrator], out: Path) -> dict[str, Path]:
-    if len(fitted) == 1:
-        (name,) = fitted
-        target = out / f"{name}.safetensors" if out.is_dir() else out
-        paths = {name: target}
-    else:
-        if out.suffix == ".safetensors":
-            raise UsageError(f"{out}: several methods need a folder, not a file; try --out {out.with_suffix('')}")
-        paths = {name: out / f"{name}.safetensors" for name in fitted}
-    for name, path in paths.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fitted[name].save(path)
-    return paths
+def _paths(methods: list[str], out: Path) -> dict[str, Path]:
+    """Where each calibrator goes; asked before the fit, which may take long."""
+    if len(methods) == 1 and not out.is_dir():
+        return {methods[0]: out}
+    if len(methods) > 1 and (out.suffix == ".safetensors" or out.is_file()):
+        raise UsageError(f"{out}: several methods need a folder, not a file; try --out {out.parent / 'calibrators'}")
+    return {name: out / f"{name}.safetensors" for name in methods}
 
 
 def _row(calibrator: FittedCalibrator, path: Path) -> tuple[object, ...]:

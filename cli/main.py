@@ -34,6 +34,7 @@ COMMANDS = (
     Entry("fit", "fit", "fit", "Fit calibrators on the labelled cases of a manifest."),
     Entry("apply", "apply", "apply", "Write calibrated probabilities and the segmentation."),
     Entry("evaluate", "evaluate", "evaluate", "Measure calibrators on labelled cases, with intervals."),
+    Entry("study", "study", "study", "Fit and measure many pipelines over repeats: the paper's table."),
     Entry("audit", "audit", "audit", "Check that shifts change nothing and decisions are kept."),
 )
 

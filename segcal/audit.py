@@ -182,7 +182,7 @@ def audit_case(fitted: FittedCalibrator, case: CaseData, *, regions: bool, seed:
     if regions:
         flips = ((probs > 0.5) != case.decision).any(0) & inside
         return CaseAudit(case.case_id, n_voxels, None, int(flips.sum()), None, None)
-    flips = (probs.argmax(0) != case.decision) & inside
+    flips = (probs.max(0).indices != case.decision) & inside
     shifted = replace(case, logits=_shifted(case, fitted.info.pooling, seed))
     change = float((fitted.volume_probs(shifted) - probs).abs().max())
     return CaseAudit(

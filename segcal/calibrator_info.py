@@ -72,7 +72,7 @@ class CalibratorInfo(BaseModel):
         """Read the metadata; `source` names the file in errors."""
         try:
             values = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise FileFormatError(f"{source}: the calibrator's metadata is not JSON ({error})") from None
         found = values.get("format") if isinstance(values, dict) else None
         if found != FORMAT:

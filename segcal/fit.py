@@ -150,7 +150,7 @@ class _FitRun:
     progress: Progress | None
 
     def fit(self, split: Split) -> dict[str, FittedCalibrator]:
-        forced = self._check_kinds()
+        self._check_kinds()
         if not split.calibration:
             raise DataError(f"manifest {self.manifest.name!r}: the split has no calibration case")
         # Sorted, so that neither the manifest's order nor the split's changes a byte.
@@ -160,7 +160,7 @@ class _FitRun:
         with one_thread():
             fits = self._fit_methods(calibration, validation, split)
             fits = self._polish(fits, calibration, calibration_ids)
-        common = [*forced, *self._doubts(calibration, calibration_ids)]
+        common = self._doubts(calibration, calibration_ids)
         return {
             name: self._fitted(name, [fits[channel, name] for channel in range(self._n_channels)], calibration, common)
             for name in self.pipelines
@@ -170,18 +170,20 @@ class _FitRun:
     def _n_channels(self) -> int:
         return self.manifest.n_classes if self.manifest.has_regions else 1
 
-    def _check_kinds(self) -> list[str]:
+    def _check_kinds(self) -> None:
         """A shift-sensitive method needs true logits; probabilities have lost the shift it would use."""
-        sensitive = [name for name in self.pipelines if not self._translation_invariant(name)]
-        if not sensitive or self.manifest.kind == "logits":
-            return []
-        message = (
-            f"{', '.join(sensitive)}: not translation-invariant, but the files of manifest {self.manifest.name!r} hold "
+        for name in self.pipelines:
+            if self._needs_force(name) and not self.options.force:
+                raise MismatchError(f"{self._lost_offset(name)}, or --force.")
+
+    def _needs_force(self, name: str) -> bool:
+        return self.manifest.kind == "probabilities" and not self._translation_invariant(name)
+
+    def _lost_offset(self, name: str) -> str:
+        return (
+            f"{name}: not translation-invariant, but the files of manifest {self.manifest.name!r} hold "
             "probabilities, which have lost the offset of the logits. Use ms_c, dc or cms_ap, or true logits"
         )
-        if not self.options.force:
-            raise MismatchError(f"{message}, or --force.")
-        return [f"{message}; fitted because of --force"]
 
     def _translation_invariant(self, name: str) -> bool:
         """Of the pipeline: pooled probabilities and log-odds of regions have no arbitrary offset."""
@@ -278,6 +280,8 @@ class _FitRun:
         calibrators = tuple(channel.solution.calibrator for channel in channels)
         calibrator = RegionCalibrator(calibrators) if self.manifest.has_regions else calibrators[0]
         warnings = [text for text in common if not text.startswith("local") or method.spatial]
+        if self._needs_force(name):
+            warnings.insert(0, f"{self._lost_offset(name)}; fitted because of --force")
         for channel in channels:
             warnings += channel.solution.warnings
             if self.options.passes > 1 and settings.solver == "exact" and channel.solution.kkt > KKT_PROMISE:

@@ -34,9 +34,11 @@ SUM_TOLERANCE = 1e-2
 # of up to 2^11 members stay finite. A power of two costs no rounding.
 _SCALE_BITS = 116
 _SCALE = 2.0**_SCALE_BITS
-# Temporaries of this size stay in the cache, and torch works on them in one thread: starting others costs more than
-# they save here, above all while other threads unpack the next member.
-_CHUNK_VALUES = 2**15 - 1
+# Temporaries of this size stay in the cache.
+_CHUNK_VALUES = 2**18
+# Plain sums run in one thread below this size. Waking others costs more than they save, above all while the next
+# members are unpacked; exp and log are handed to all threads at any size.
+_SUM_CHUNK_VALUES = 2**15 - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +84,8 @@ class Pool:
             self._sum = self._empty(member)
         stored = torch.from_numpy(_inside(member.values, member.crop))
         floor = _Floor.of(member)
-        for block in _chunks(stored.shape):
+        plain_sum = member.kind == self._pooling == "logits"
+        for block in _chunks(stored.shape, _SUM_CHUNK_VALUES if plain_sum else _CHUNK_VALUES):
             part = stored[block].to(self._sum)
             _check_values(part, member, regions=self._regions)
             self._sum[block] += self._addend(part, member.kind, floor)
@@ -99,7 +102,7 @@ class Pool:
         else:
             logits = torch.zeros(shape, dtype=torch.float32, device=self._device)
         target = logits if crop is None else logits[:, *(slice(low, high) for low, high in crop)]
-        for block in _chunks(target.shape):
+        for block in _chunks(target.shape, _CHUNK_VALUES):
             target[block] = self._finished(total[block]).to(target)
         return Pooled(logits, crop, self._n_floored)
 
@@ -220,11 +223,11 @@ def _inside(values: AnyArray, crop: Box | None) -> AnyArray:
     return values if crop is None else values[:, *(slice(low, high) for low, high in crop)]
 
 
-def _chunks(shape: torch.Size | tuple[int, ...]) -> Iterator[tuple[slice, slice, slice]]:
-    """Blocks (class, z, y) that cover the volume, in order."""
+def _chunks(shape: torch.Size | tuple[int, ...], n_values: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Blocks (class, z, y) of about `n_values` that cover the volume, in order."""
     n_classes, depth, height, width = shape
-    rows = max(1, min(height, _CHUNK_VALUES // (n_classes * width)))
-    planes = max(1, _CHUNK_VALUES // (n_classes * height * width))
+    planes = max(1, n_values // (n_classes * height * width))
+    rows = max(1, min(height, n_values // (n_classes * width)))
     for z in range(0, depth, planes):
         for y in range(0, height, rows):
             yield slice(None), slice(z, z + planes), slice(y, y + rows)

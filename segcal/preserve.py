@@ -61,7 +61,7 @@ def keep_region_decision(stored: Tensor, decision: Tensor, *, half: float = 0.5)
 
 def _ceiling(dtype: torch.dtype) -> float:
     """The largest probability the type can say."""
-    return 1.0 if dtype.is_floating_point else float(torch.iinfo(dtype).max)
+    return 1.0 if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
 def _step(values: Tensor, *, up: bool) -> Tensor:

@@ -36,11 +36,10 @@ FACTORIES = BORDER | {
 ON_THE_HOST = {
     "segcal/checks/value_counts.py": "reads files to check them; no device is involved",
     "segcal/fitting/adam.py": "parameters and their gradients, a few numbers beside the rows",
-    "segcal/calibrators/base.py:probabilities": "the caller's array as it is: tensors keep their device",
+    "segcal/calibrators/base.py:as_tensor": "the caller's array as it is: tensors keep their device",
     "segcal/calibrators/class_conditional.py:from_theta": "parameters; they follow the rows when they are used",
     "segcal/calibrators/matrix.py:from_theta": "parameters; they follow the rows when they are used",
     "segcal/calibrators/matrix.py:split_matrix": "parameters; they follow the rows when they are used",
-    "segcal/fitted.py:probabilities": "the caller's array as it is: tensors keep their device",
     "segcal/pooling.py:add": "a view of the file's array, moved to the device in pieces",
 }
 

@@ -47,7 +47,7 @@ def calibrated_maps(fitted: FittedCalibrator, case: CaseData, settings: ApplySet
         stored = store_regions(probs, decision, settings.dtype)
         labels = paint_regions(decision, settings.label_values)
     else:
-        labels = decision = case.decision if preserving else probs.argmax(0)
+        labels = decision = case.decision if preserving else probs.max(0).indices
         stored = store_classes(probs, decision, settings.dtype)
     extras: dict[str, NDArray[np.float32]] = {}
     if settings.confidence:

@@ -49,16 +49,17 @@ def store_classes(probs: Tensor, decision: Tensor, dtype: StorageType) -> NDArra
 
     Args:
         probs: (C, z, y, x) float32, every voxel summing to 1.
-        decision: (z, y, x) int64; the argmax of the result, first index on ties, equals it everywhere.
+        decision: (z, y, x) int64, the argmax of `probs`; that of the result, first index on ties, is the same.
         dtype: float32, float16, or uint16 in steps of 1/65535.
 
     Returns:
         (C, z, y, x) in the storage type. Voxels sum to 1 within its resolution: uint16 voxels to 65535, or 65536
         where a tie had to be broken.
     """
-    if dtype != "uint16":
-        rounded = probs.to(getattr(torch, dtype), copy=True)
-        return _to_numpy(keep_decision(rounded, decision))
+    if dtype == "float32":
+        return _to_numpy(probs)  # nothing is rounded
+    if dtype == "float16":
+        return _to_numpy(keep_decision(probs.to(torch.float16), decision))
     return _to_numpy(keep_decision(_steps_summing_to_one(probs, decision), decision)).astype(np.uint16)
 
 
@@ -67,12 +68,13 @@ def store_regions(probs: Tensor, decision: Tensor, dtype: StorageType) -> NDArra
 
     Args:
         probs: (R, z, y, x) float32; regions are independent, so they need not sum to 1.
-        decision: (R, z, y, x) bool; `stored > 0.5` equals it everywhere.
+        decision: (R, z, y, x) bool, `probs > 0.5`; it is the same for the result.
         dtype: as for `store_classes`.
     """
-    if dtype != "uint16":
-        rounded = probs.to(getattr(torch, dtype), copy=True)
-        return _to_numpy(keep_region_decision(rounded, decision))
+    if dtype == "float32":
+        return _to_numpy(probs)
+    if dtype == "float16":
+        return _to_numpy(keep_region_decision(probs.to(torch.float16), decision))
     steps = (probs * UINT16_STEPS).round_().to(torch.int32)
     return _to_numpy(keep_region_decision(steps, decision, half=_HALF_STEPS)).astype(np.uint16)
 

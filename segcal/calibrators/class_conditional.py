@@ -68,8 +68,11 @@ class ConditionalDirichlet(AffineCalibrator):
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        bias = expect_tensor(tensors, "b", (None, None), cls.name)
-        return cls(weight=expect_tensor(tensors, "W", (len(bias),) * 3, cls.name), bias=bias)
+        weight = expect_tensor(tensors, "W", (None, None, None), cls.name)
+        n = len(weight)
+        return cls(
+            weight=expect_tensor(tensors, "W", (n, n, n), cls.name), bias=expect_tensor(tensors, "b", (n, n), cls.name)
+        )
 
 
 class _ConeScaling(AffineCalibrator):

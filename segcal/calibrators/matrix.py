@@ -24,6 +24,7 @@ from segcal.calibrators.affine import (
     with_one,
 )
 from segcal.calibrators.base import Preserves, expect_tensor
+from segcal.errors import ParameterError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +78,11 @@ class ConstrainedMatrixScaling(MatrixScaling):
 
     name: ClassVar[str] = "ms_c"
     translation_invariant: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        sums = self.weight.sum(1)
+        if float(sums.max() - sums.min()) > 1e-9 * max(1.0, float(self.weight.abs().max())) * len(sums):
+            raise ParameterError(f"{self.name}: all rows of W must have one sum, found {sums.tolist()}")
 
     @classmethod
     def parameter_counts(cls, n_classes: int) -> tuple[int, int]:

@@ -78,8 +78,8 @@ def _offsets(scores: DemoScores) -> str:
     ms = {site: scores.mean("ms", site, "nll") for site in SITES}
     twin = {site: scores.mean("ms_c", site, "nll") for site in SITES}
     sentences = [
-        "ms reads the offset that all logits of a voxel share, which softmax ignores and which says nothing about the "
-        f"probabilities. At {home}, where all calibration cases come from, it happens to follow the organ.",
+        "ms reads the offset that all logits of a voxel share. Softmax ignores it: no probability depends on it. "
+        f"At {home}, where all calibration cases come from, it happens to follow the organ.",
         f"On {home} the negative log-likelihood of ms is {ms[home]:.4f}, that of its translation-invariant twin ms_c "
         f"{twin[home]:.4f}; on {away}, where the offset follows another pattern, {ms[away]:.4f} against "
         f"{twin[away]:.4f}.",

@@ -19,6 +19,7 @@ from segcal.fit import fit_many
 from segcal.fitted import FittedCalibrator
 from segcal.io.atomic import atomic_write, write_text_atomic
 from segcal.manifest import Manifest
+from segcal.threads import one_thread
 from segcal.types import Progress
 
 PHANTOM_FOLDER = "phantom"
@@ -85,38 +86,40 @@ def run_demo(
         seed: Of the phantom and of the fits; the same seed gives the same page.
     """
     plan = plan or DemoPlan()
-    shape, sizes = plan.shape, (plan.n_cases, plan.n_other_site)
-    path = make_phantom(
-        out / PHANTOM_FOLDER, seed=seed, n_cases=sizes[0], n_other_site=sizes[1], shape=shape, progress=progress
-    )
-    manifest = Manifest.load(path)
-    test = manifest.split_ids(0).test
-    fitted = fit_many(
-        manifest,
-        plan.methods,
-        pooling="logits",
-        split=0,
-        trials=plan.trials,
-        seed=seed,
-        device=device,
-        progress=progress,
-    )
+    # The volumes are small: several threads would spend their time waiting for each other, all the more beside others.
+    with one_thread():
+        manifest = Manifest.load(
+            make_phantom(
+                out / PHANTOM_FOLDER,
+                seed=seed,
+                n_cases=plan.n_cases,
+                n_other_site=plan.n_other_site,
+                shape=plan.shape,
+                progress=progress,
+            )
+        )
+        fitted = fit_many(
+            manifest, plan.methods, split=0, trials=plan.trials, seed=seed, device=device, progress=progress
+        )
+        scores = _apply_and_score(out, manifest, plan, fitted, device, progress)
+    return _write(out, manifest, plan, fitted, scores)
+
+
+def _apply_and_score(
+    out: Path,
+    manifest: Manifest,
+    plan: DemoPlan,
+    fitted: dict[str, FittedCalibrator],
+    device: torch.device,
+    progress: Progress | None,
+) -> DemoScores:
     for name, calibrator in fitted.items():
         calibrator.save(out / CALIBRATOR_FOLDER / f"{name}.safetensors")
+    test, applied = manifest.split_ids(0).test, out / APPLIED_FOLDER
     # `resume` only so that a second run into the folder is no error: cases made from other bytes are done again.
-    apply_calibrator(
-        fitted[plan.applied], manifest, out / APPLIED_FOLDER, device=device, cases=test, resume=True, progress=progress
-    )
-    scores = score_cases(
-        manifest,
-        test,
-        fitted,
-        device=device,
-        applied=out / APPLIED_FOLDER,
-        shown=_shown(manifest, plan),
-        progress=progress,
-    )
-    return _write(out, manifest, plan, fitted, scores)
+    apply_calibrator(fitted[plan.applied], manifest, applied, device=device, cases=test, resume=True, progress=progress)
+    shown = _shown(manifest, plan)
+    return score_cases(manifest, test, fitted, device=device, applied=applied, shown=shown, progress=progress)
 
 
 def _shown(manifest: Manifest, plan: DemoPlan) -> dict[str, tuple[str, ...]]:

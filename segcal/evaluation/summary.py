@@ -7,9 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from segcal.evaluation.pipelines import Pipeline
 from segcal.evaluation.records import Records
 from segcal.metrics import MetricSettings, direction
+from segcal.metrics.ace import pooled_ace
+from segcal.metrics.bins import BinTable
 from segcal.metrics.bootstrap import Bootstrap
 from segcal.metrics.summary import ace_json, comparison_json, estimate_json
 
@@ -58,6 +62,34 @@ def summarise(
         "settings": {"metrics": asdict(metrics), "bootstrap": asdict(bootstrap)},
         **context,
     }
+
+
+def bin_sensitivity(records: Records, metrics: MetricSettings) -> dict[str, dict[str, dict[str, float]]]:
+    """ECE (mean over cases) and ACE (pooled by repeat, then averaged) of every pipeline by number of bins."""
+    return {
+        str(n_bins): {
+            pipeline: {"ece": _mean_ece(records, pipeline, n_bins), "ace": _mean_ace(records, pipeline, n_bins)}
+            for pipeline in records.pipelines
+        }
+        for n_bins in metrics.n_bins
+    }
+
+
+def _mean_ece(records: Records, pipeline: str, n_bins: int) -> float:
+    """Mean over repeats of the mean over cases; regions: of the mean over channels."""
+    by_repeat = []
+    for repeat in records.repeats:
+        tables = [r.tables[f"top_label_{n_bins}"] for r in records.rows if (r.repeat, r.pipeline) == (repeat, pipeline)]
+        by_repeat.append(np.mean([[BinTable.from_array(t).ece() for t in channels] for channels in tables]))
+    return float(np.mean(by_repeat))
+
+
+def _mean_ace(records: Records, pipeline: str, n_bins: int) -> float:
+    by_repeat = []
+    for repeat in records.repeats:
+        rows = [r.tables[f"top_label_{n_bins}"] for r in records.rows if (r.repeat, r.pipeline) == (repeat, pipeline)]
+        by_repeat.append(float(pooled_ace(np.sum(rows, axis=0)[None])[0]))
+    return float(np.mean(by_repeat))
 
 
 def to_json(summary: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 
 from segcal.calibrators import Calibrator
 from segcal.calibrators.affine import AffineCalibrator, AffineDesign
-from segcal.fitting.exact import Solution, experts_of
+from segcal.fitting.exact import Solution, expert_name, experts_of, starved
 from segcal.fitting.likelihood import Likelihood
 from segcal.fitting.problem import Penalty, SoftmaxProblem, softmax_problem
 from segcal.fitting.rows import Rows
@@ -38,6 +38,7 @@ def solve_adam(
     penalty: Penalty,
     settings: AdamSettings,
     *,
+    class_names: Sequence[str] | None = None,
     on_epoch: Callable[[int, float], None] | None = None,
 ) -> Solution:
     """Fit an affine calibrator by full-batch Adam on the sample.
@@ -46,8 +47,9 @@ def solve_adam(
     `on_epoch(epoch, validation_nll)` may raise to stop a hopeless trial.
     """
     design = method.design(rows.n_classes)
-    problems = {e: softmax_problem(method, seen, penalty) for e, seen in experts_of(method, rows) if seen.n_rows}
-    shares = {e: seen.n_voxels / rows.n_voxels for e, seen in experts_of(method, rows)}
+    experts = dict(experts_of(method, rows))
+    problems = {e: softmax_problem(method, seen, penalty) for e, seen in experts.items() if seen.n_rows}
+    warnings = [text for e, seen in experts.items() for text in starved(expert_name(method, e, class_names), seen)]
     raw = _unconstrained(design).expand(design.n_experts, -1).clone().requires_grad_(True)
     optimiser = torch.optim.Adam([raw], lr=settings.learning_rate)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimiser, patience=max(settings.patience // 2, 1))
@@ -65,9 +67,11 @@ def solve_adam(
             break
         scheduler.step(nll)
         _step(raw, optimiser, problems, design)
-    objective = sum(shares[e] * problem.value(best_theta[e].numpy()) for e, problem in problems.items())
+    objective = sum(
+        experts[e].n_voxels / rows.n_voxels * problem.value(best_theta[e].numpy()) for e, problem in problems.items()
+    )
     calibrator: Calibrator = method.from_theta(best_theta.numpy(), rows.n_classes)
-    return Solution(calibrator, float(objective), float("nan"))
+    return Solution(calibrator, float(objective), float("nan"), tuple(warnings))
 
 
 def _step(raw: Tensor, optimiser: torch.optim.Adam, problems: dict[int, SoftmaxProblem], design: AffineDesign) -> None:

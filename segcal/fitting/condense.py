@@ -91,6 +91,8 @@ class RowReservoir:
 
     def merge(self, other: RowReservoir) -> None:
         """Take in what another worker collected from other cases."""
+        if twice := self._control.keys() & other._control.keys():
+            raise ValueError(f"case {min(twice)} was added twice")
         offset = len(self._cases)
         self._cases.extend(other._cases)
         self._control.update(other._control)

@@ -44,7 +44,7 @@ class ExactSolver:
         self.method = method
         self.n_classes = rows.n_classes
         self._experts = [
-            _Expert(index, _expert_name(method, index, class_names), seen, softmax_problem(method, seen))
+            _Expert(index, expert_name(method, index, class_names), seen, softmax_problem(method, seen))
             for index, seen in experts_of(method, rows)
         ]
         self._n_voxels = rows.n_voxels
@@ -62,10 +62,10 @@ class ExactSolver:
         design = self.method.design(self.n_classes)
         theta = np.tile(design.start, (design.n_experts, 1))
         begin = theta.copy() if start is None else start.theta()
-        objective, kkt, warnings = 0.0, 0.0, []
+        objective, kkt, warnings = 0.0, 0.0, list[str]()
         for expert in self._experts:
+            warnings.extend(starved(expert.name, expert.rows))
             if expert.rows.n_rows == 0:
-                warnings.append(f"{expert.name} saw no voxel and stays at identity: the class was never predicted here")
                 continue
             problem = expert.problem.with_penalty(penalty, None if linear is None else linear[expert.index])
             minimum = minimise(problem, begin[expert.index], design.lower, design.upper)
@@ -93,20 +93,26 @@ def experts_of(method: type[AffineCalibrator], rows: Rows) -> Iterator[tuple[int
         yield expert, rows.of_expert(expert)
 
 
-def _expert_name(method: type[AffineCalibrator], expert: int, class_names: Sequence[str] | None) -> str:
+def expert_name(method: type[AffineCalibrator], expert: int, class_names: Sequence[str] | None) -> str:
     if not method.class_conditional:
         return method.name
     label = str(expert) if class_names is None else class_names[expert]
     return f"{method.name}: the expert of class `{label}`"
 
 
+def starved(name: str, rows: Rows) -> Iterator[str]:
+    """What to say about an expert that has too little to learn from."""
+    if rows.n_rows == 0:
+        yield f"{name} saw no voxel and stays at identity: the class was never predicted here"
+    elif rows.n_voxels < FEW_VOXELS:
+        yield f"{name} was fitted on only {rows.n_voxels:.0f} voxels"
+
+
 def _doubts(expert: _Expert, minimum: Minimum, method: type[AffineCalibrator], design: AffineDesign) -> Iterator[str]:
-    name, rows = expert.name, expert.rows
+    name = expert.name
     if minimum.kkt > KKT_PROMISE:
         yield f"{name} stopped at a projected gradient of {minimum.kkt:.1e}, above {KKT_PROMISE:g}"
-    if rows.n_voxels < FEW_VOXELS:
-        yield f"{name} was fitted on only {rows.n_voxels:.0f} voxels"
     if method is TemperatureScaling and minimum.theta[0] in (design.lower[0], design.upper[0]):
         yield f"{name}: the temperature ran to its bound {1 / minimum.theta[0]:g}; the labels are separable or constant"
-    if bool((rows.labels == rows.decision).all()):
-        yield f"{name}: every prediction is right in the calibration data; only the ridge keeps the fit finite"
+    if expert.problem.separates(minimum.theta):
+        yield f"{name} gets every calibration voxel right (separable data); only the ridge or a bound keeps it finite"

@@ -88,12 +88,13 @@ def gather(
     rows = [RowReservoir(n_classes, sizes.seed, sizes.rows) for _ in range(n_channels if sizes.rows else 0)]
     patches = [PatchReservoir(sizes.seed, sizes.patches) for _ in range(n_channels if sizes.patches else 0)]
     energy, confidence, n_floored = FreeEnergy(), list[float](), 0
-    label_counts = [0] * manifest.n_classes
+    label_counts, n_counted = [0] * manifest.n_classes, 0
     for done, case in enumerate(_read(manifest, ids, pooling, device)):
         for channel, part in enumerate(labelled_voxels(case)):
             if rows:
                 rows[channel].add(case.case_id, part.logits, part.labels, part.decision, part.voxels)
             _count_labels(label_counts, channel, part, regions=manifest.has_regions)
+            n_counted += part.labels.numel()
         for channel, reservoir in enumerate(patches):
             reservoir.add(case.case_id, *_labelled_volume(case, channel))
         energy.update(case.case_id, case.logits, inside=case.inside)
@@ -101,6 +102,10 @@ def gather(
         n_floored += case.n_floored
         if progress is not None:
             progress(stage, done + 1, len(ids))
+    if n_counted == 0:
+        raise DataError(
+            f"{stage} of manifest {manifest.name!r}: every voxel is ignored or outside the crop ({ids[0]}, …)"
+        )
     measured = energy.compute()
     return Gathered(
         rows=tuple(reservoir.sample() for reservoir in rows),

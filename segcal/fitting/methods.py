@@ -107,7 +107,7 @@ def fit_method(settings: PipelineSettings, channel: Channel, job: TuningJob, *, 
         return _judged(solution, {}, channel.rows, validation)
     solve = _exact(method, channel.rows, channel.class_names)
     if settings.solver == "adam":
-        solve = _adam(method, channel.rows, _needed(validation, settings), settings)
+        solve = _adam(method, channel.rows, _needed(validation, settings), channel.class_names)
 
     def objective(values: Mapping[str, float], report: Report) -> float:
         return _needed(validation, settings).mean(solve(values, report).calibrator)
@@ -137,11 +137,11 @@ def _exact(method: type[AffineCalibrator], rows: Rows, class_names: Sequence[str
     return solve
 
 
-def _adam(method: type[AffineCalibrator], rows: Rows, validation: Likelihood, settings: PipelineSettings) -> Solve:
+def _adam(method: type[AffineCalibrator], rows: Rows, validation: Likelihood, class_names: Sequence[str]) -> Solve:
     def solve(values: Mapping[str, float], report: Report) -> Solution:
         penalty = Penalty(values.get("lambda", 0.0), values.get("mu", 0.0))
         chosen = AdamSettings(values["learning_rate"], int(values["patience"]))
-        return solve_adam(method, rows, validation, penalty, chosen, on_epoch=report)
+        return solve_adam(method, rows, validation, penalty, chosen, class_names=class_names, on_epoch=report)
 
     return solve
 

@@ -50,6 +50,13 @@ class SoftmaxProblem:
             total -= float(weights @ log_q.gather(1, columns.unsqueeze(1)).squeeze(1))
         return total
 
+    def separates(self, theta: Vector) -> bool:
+        """Whether the label of every row scores highest: then ever larger weights would fit ever better."""
+        return all(
+            bool(((features @ self._matrix(theta, features)).argmax(1) == columns).all())
+            for features, columns, _ in self.blocks
+        )
+
     def value_and_gradient(self, theta: Vector) -> tuple[float, Vector]:
         """The objective and its gradient (P,)."""
         value, gradient, _ = self._sums(theta, with_hessian=False)

@@ -13,7 +13,7 @@ from torch import Tensor
 UNITS_PER_ONE = 2**34
 """Summands are counted in units of 1 / UNITS_PER_ONE."""
 
-CHUNK_VOXELS = 1 << 16
+CHUNK_VOXELS = 1 << 17
 """Voxels worked on at once: small enough for the cache, and for 2^53 (bin sums) and 2^63 (totals) to hold a chunk."""
 
 
@@ -23,7 +23,7 @@ def in_units(values: Tensor) -> Tensor:
 
 
 def exact_sum(values: Tensor) -> int:
-    """Sum of float64 values in units, exact whatever the order. At most CHUNK_VOXELS values below 2^13."""
+    """Sum of float64 values in units, exact whatever the order. At most CHUNK_VOXELS values below 2^11."""
     return int(in_units(values).to(torch.int64).sum())
 
 
