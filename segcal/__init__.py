@@ -12,20 +12,24 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from segcal.evaluation.run import evaluate
+    from segcal.evaluation.study import study
     from segcal.fit import fit, fit_many
     from segcal.fitted import FittedCalibrator, load_calibrator
     from segcal.manifest import Manifest
 
 __version__ = "0.1.0"
 
-__all__ = ["FittedCalibrator", "Manifest", "__version__", "fit", "fit_many", "load_calibrator"]
+__all__ = ["FittedCalibrator", "Manifest", "__version__", "evaluate", "fit", "fit_many", "load_calibrator", "study"]
 
 _HOME = {
     "FittedCalibrator": "segcal.fitted",
     "Manifest": "segcal.manifest",
+    "evaluate": "segcal.evaluation.run",
     "fit": "segcal.fit",
     "fit_many": "segcal.fit",
     "load_calibrator": "segcal.fitted",
+    "study": "segcal.evaluation.study",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -92,23 +92,37 @@ def load_case(
 
 
 def load_poolings(
-    manifest: Manifest, case: ManifestCase, wanted: Sequence[Want], *, device: torch.device, with_labels: bool
+    manifest: Manifest,
+    case: ManifestCase,
+    wanted: Sequence[Want],
+    *,
+    device: torch.device,
+    with_labels: bool,
+    on_member: Callable[[int, Member], None] | None = None,
 ) -> list[CaseData]:
     """Read a case once and pool it in several ways; see `load_case`.
 
     Members are read in parallel and added in the manifest's order, so the result does not depend on timing.
+    `on_member` is called with the position of every member and the member itself, after it was checked and pooled;
+    it must not keep the member.
     """
     counts = [len(_chosen(case, want.n_members)) for want in wanted]
     paths = [manifest.resolve(member) for member in case.members[: max(counts)]]
+    # Taken first: a file that changes while it is read then differs from its fingerprint, never the other way round.
+    fingerprints = tuple(member_fingerprint(path) for path in paths)
     pools = [Pool(want.pooling, regions=manifest.has_regions, device=device) for want in wanted]
     grid: Grid | None = None
     with closing(_read_members(manifest, paths)) as members:
-        for position, member in enumerate(members):
+        position = 0  # counted by hand: `enumerate` keeps its last tuple, and the member in it, alive
+        for member in members:
             _check_member(manifest, case, member, grid)
             grid = grid or member.grid
             for pool, count in zip(pools, counts, strict=True):
                 if position < count:
                     pool.add(member)
+            if on_member is not None:
+                on_member(position, member)
+            position += 1  # noqa: SIM113
             del member  # before the next one is asked for: at most MEMBERS_IN_MEMORY are alive
     results = [pool.result() for pool in pools]
     shape = _space(results[0].logits)
@@ -116,7 +130,6 @@ def load_poolings(
     grid = grid or (label_map.grid if label_map is not None and label_map.grid.affine is not None else None)
     grid = grid or _grid_beside(manifest, case, shape)
     labels, region_labels, valid = targets(manifest, case, label_map, device)
-    fingerprints = tuple(member_fingerprint(path) for path in paths)
     return [
         CaseData(
             case_id=case.id,

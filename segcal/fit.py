@@ -155,9 +155,9 @@ class _FitRun:
             raise DataError(f"manifest {self.manifest.name!r}: the split has no calibration case")
         # Sorted, so that neither the manifest's order nor the split's changes a byte.
         calibration_ids, validation_ids = sorted(split.calibration), sorted(split.validation)
-        calibration = self._gather(calibration_ids, "calibration cases")
-        validation = self._gather(validation_ids, "validation cases") if validation_ids else None
         with one_thread():
+            calibration = self._gather(calibration_ids, "calibration cases")
+            validation = self._gather(validation_ids, "validation cases") if validation_ids else None
             fits = self._fit_methods(calibration, validation, split)
             fits = self._polish(fits, calibration, calibration_ids)
         common = self._doubts(calibration, calibration_ids)

@@ -57,16 +57,21 @@ class FittedCalibrator:
 
     def volume_probs(self, case: CaseData) -> Tensor:
         """Calibrated (C, z, y, x) float32 probabilities of a case; certain background outside its crop."""
+        if case.crop is None:
+            return self._box_probs(case.logits, case.decision)
+        # Only the box is calibrated: what lies outside is fill, and no neighbour may see it.
+        z, y, x = (slice(low, high) for low, high in case.crop)
+        probs = torch.zeros_like(case.logits)
+        if isinstance(self.calibrator, Calibrator):
+            probs[0] = 1.0
+        probs[:, z, y, x] = self._box_probs(case.logits[:, z, y, x], case.decision[..., z, y, x])
+        return probs
+
+    def _box_probs(self, logits: Tensor, decision: Tensor) -> Tensor:
         if isinstance(self.calibrator, RegionCalibrator):
-            probs = self.calibrator.volume_probabilities(case.logits, case.decision)
-            if case.inside is not None:
-                probs.mul_(case.inside)
-            return probs
-        probs = self.calibrator.volume_log_probs(case.logits, case.decision).exp_()
-        if case.inside is not None:
-            probs.mul_(case.inside)
-            probs[0].add_((~case.inside).to(probs.dtype))
-        return keep_decision(probs, case.decision) if self.calibrator.preserves else probs
+            return self.calibrator.volume_probabilities(logits, decision)
+        probs = self.calibrator.volume_log_probs(logits, decision).exp_()
+        return keep_decision(probs, decision) if self.calibrator.preserves else probs
 
     def check_compatible(self, manifest: Manifest, pooling: Pooling, *, force: bool = False) -> list[str]:
         """Raise MismatchError if this was not fitted for such data; return warnings about lesser differences."""

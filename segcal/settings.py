@@ -16,6 +16,9 @@ from segcal.types import Pooling
 STUDY_PREFIX = "study_"
 """Files of studies lie beside those of pipelines."""
 
+QA_FILE = "qa.yaml"
+"""So do the thresholds of QA."""
+
 
 class LogRange(SettingsModel):
     """A hyper-parameter that is tuned: exactly zero (if `zero`) or log-uniform between `low` and `high`."""
@@ -99,4 +102,5 @@ def load_settings(name_or_path: str | Path) -> PipelineSettings:
 
 def config_names() -> list[str]:
     """Names of all pipelines whose settings ship with the package."""
-    return [name.removesuffix(".yaml") for name in shipped_files() if not name.startswith(STUDY_PREFIX)]
+    others = (STUDY_PREFIX, QA_FILE)
+    return [name.removesuffix(".yaml") for name in shipped_files() if not name.startswith(others)]

@@ -17,7 +17,7 @@ from PIL import Image
 from scipy.special import expit
 
 from segcal import cases
-from segcal.cases import CaseData, load_case, load_deployed
+from segcal.cases import CaseData, Want, load_case, load_deployed, load_poolings
 from segcal.device import resolve_device
 from segcal.errors import DataError, GeometryError, MissingFileError, UsageError
 from segcal.io.members import Member, read_member
@@ -110,6 +110,33 @@ def test_only_the_first_members_are_used_when_asked(study: Study) -> None:
 def test_both_poolings_differ_as_they_should(study: Study) -> None:
     p = torch.from_numpy(study.logits.astype(np.float64)).softmax(1).mean(0)
     np.testing.assert_allclose(study.load("probabilities").logits.exp().numpy(), p, atol=1e-6)
+
+
+def test_several_poolings_of_one_read_are_the_single_ones(study: Study) -> None:
+    wanted = [Want("logits"), Want("probabilities", 2), Want("logits", 1)]
+    manifest = study.manifest()
+    several = load_poolings(manifest, manifest.case("case_1"), wanted, device=CPU, with_labels=True)
+    for want, found in zip(wanted, several, strict=True):
+        alone = study.load(want.pooling, n_members=want.n_members)
+        assert torch.equal(found.logits, alone.logits)
+        assert torch.equal(found.decision, alone.decision)
+        assert found.fingerprints == alone.fingerprints
+        assert len(found.fingerprints) == (want.n_members or 3)
+
+
+def test_a_member_that_changes_while_it_is_read_differs_from_its_fingerprint(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = study.load().fingerprints
+
+    def overtaken(path: Path, **options: Any) -> Member:
+        if path.name == "member_0.npz":
+            study.member(0, logits=study.logits[0] + 1)
+        return read_member(path, **options)
+
+    monkeypatch.setattr(cases, "read_member", overtaken)
+    assert study.load().fingerprints == before
+    assert study.load().fingerprints[0] != before[0]
 
 
 def test_voxels_outside_the_crop_are_known_and_background(study: Study) -> None:

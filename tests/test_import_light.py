@@ -95,7 +95,7 @@ def test_the_watch_would_notice(statement: str, kind: str, expected: str) -> Non
 
 
 EDGE_PARTS = ("segcal.report", "segcal.demo", "segcal.nnunet", "segcal.service", "segcal.scale")
-TUNING = ("segcal.fit", "segcal.fitting.methods", "segcal.tuning", "segcal.study")
+TUNING = ("segcal.fit", "segcal.fitting.methods", "segcal.tuning", "segcal.evaluation.study")
 
 
 def core_modules() -> list[str]:
@@ -141,7 +141,8 @@ def test_segcal_fit_is_the_function_although_a_module_has_the_same_name() -> Non
         "import segcal.fit, segcal, sys\n"
         "from segcal import fit, fit_many\n"
         "assert fit is segcal.fit is sys.modules['segcal.fit'].fit\n"
-        "assert callable(fit_many)"
+        "assert callable(fit_many)\n"
+        "assert all(getattr(segcal, name) is not None for name in segcal.__all__)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
 

@@ -7,6 +7,7 @@ a reader will see.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -27,6 +28,8 @@ UINT16_STEPS = 65535
 
 _HALF_STEPS = UINT16_STEPS // 2
 """32767/65535 reads as at most one half, 32768/65535 as more."""
+
+_CHUNK_VALUES = 1 << 19
 
 _WHY_NOT: dict[tuple[str, str], str] = {
     ("nnunet", "uint16"): "nnU-Net would average the raw integers; use float32 or float16, or --format nifti",
@@ -58,9 +61,12 @@ def store_classes(probs: Tensor, decision: Tensor, dtype: StorageType) -> NDArra
     """
     if dtype == "float32":
         return _to_numpy(probs)  # nothing is rounded
-    if dtype == "float16":
-        return _to_numpy(keep_decision(probs.to(torch.float16), decision))
-    return _to_numpy(keep_decision(_steps_summing_to_one(probs, decision), decision)).astype(np.uint16)
+    round_part = _steps_summing_to_one if dtype == "uint16" else _half_precision
+    stored = np.empty(probs.shape, dtype=dtype)
+    for planes in _chunks(probs.shape):
+        wanted = decision[planes]
+        stored[:, planes] = _to_numpy(keep_decision(round_part(probs[:, planes], wanted), wanted))
+    return stored
 
 
 def store_regions(probs: Tensor, decision: Tensor, dtype: StorageType) -> NDArray[np.generic]:
@@ -79,16 +85,21 @@ def store_regions(probs: Tensor, decision: Tensor, dtype: StorageType) -> NDArra
     return _to_numpy(keep_region_decision(steps, decision, half=_HALF_STEPS)).astype(np.uint16)
 
 
+def _half_precision(probs: Tensor, _: Tensor) -> Tensor:
+    return probs.to(torch.float16)
+
+
 def _steps_summing_to_one(probs: Tensor, decision: Tensor) -> Tensor:
     """Probabilities as int32 multiples of 1/65535 whose sum over the classes is 65535.
 
     Rounded alone, C classes miss the sum by up to C/2 steps. A surplus is taken from rivals that were rounded up, a
     step each, so that none is off by a whole step; what is missing goes to the winner, which can only help it.
     """
-    steps = (probs * UINT16_STEPS).round_().to(torch.int32)
+    exact = probs * UINT16_STEPS
+    steps = exact.round().to(torch.int32)
     missing = UINT16_STEPS - steps.sum(0, dtype=torch.int32)
     for index, channel in enumerate(steps):
-        rounded_up = channel > probs[index] * UINT16_STEPS
+        rounded_up = channel > exact[index]
         taken = (missing < 0) & (decision != index) & rounded_up
         channel -= taken.to(torch.int32)
         missing += taken.to(torch.int32)
@@ -98,6 +109,14 @@ def _steps_summing_to_one(probs: Tensor, decision: Tensor) -> Tensor:
         # One step is left free above every rival, so that keep_decision can always put the winner on top.
         channel.clamp_(0, UINT16_STEPS).sub_((~wins & (channel == UINT16_STEPS)).to(torch.int32))
     return steps
+
+
+def _chunks(shape: torch.Size) -> Iterator[slice]:
+    """Runs of planes small enough that temporaries stay in the cache."""
+    n_classes, depth, height, width = shape
+    step = max(1, _CHUNK_VALUES // (n_classes * height * width))
+    for start in range(0, depth, step):
+        yield slice(start, start + step)
 
 
 def _to_numpy(values: Tensor) -> NDArray[np.generic]:

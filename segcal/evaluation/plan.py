@@ -94,7 +94,7 @@ def resized(split: Split, n_calibration: int, seed: int) -> Split:
     pool = sorted([*split.calibration, *split.validation])
     if not 0 < n_calibration < len(pool):
         raise UsageError(
-            f"calibration_sizes: {n_calibration} of the {len(pool)} cases outside the test set leaves none for validation"
+            f"calibration_sizes: {n_calibration} of {len(pool)} cases outside the test set leaves none for validation"
         )
     ordered = sorted(pool, key=lambda case: hashlib.sha256(f"{seed}/size/{case}".encode()).digest())
     return Split(

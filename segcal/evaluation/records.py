@@ -62,7 +62,9 @@ class Records:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        return tuple(sorted({row.group for row in self.rows if row.group}))
+        """Groups worth a table of their own: none when all cases belong to one."""
+        named = tuple(sorted({row.group for row in self.rows if row.group}))
+        return named if len(named) > 1 else ()
 
     def of_group(self, group: str) -> Records:
         """Only the cases of one group."""

@@ -171,8 +171,10 @@ def _counted(case: CaseData) -> Tensor:
 
 
 def _labelled_volume(case: CaseData, channel: int) -> tuple[Tensor, Tensor]:
+    """Logits and labels of the crop: no neighbour may see the fill outside it."""
     logits, labels, _ = _channel(case, channel)
-    return logits, labels.masked_fill(~_counted(case), IGNORED)
+    box = (slice(None),) * 3 if case.crop is None else tuple(slice(low, high) for low, high in case.crop)
+    return logits[:, *box], labels.masked_fill(~_counted(case), IGNORED)[box]
 
 
 def _count_labels(totals: list[int], channel: int, part: LabelledVoxels, *, regions: bool) -> None:

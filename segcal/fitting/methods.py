@@ -21,7 +21,7 @@ from segcal.fitting.patches import PatchSample
 from segcal.fitting.problem import Penalty
 from segcal.fitting.rows import Rows
 from segcal.settings import PipelineSettings
-from segcal.tuning.search import Objective, Report, tune
+from segcal.tuning import Objective, Report
 
 OnTrial = Callable[[int, int], None]
 
@@ -193,6 +193,8 @@ def _tuned(
             f"{settings.method}: {', '.join(names)} must be tuned, but there is no validation case. "
             "Give a split with validation cases, or fix them with --lambda and --mu."
         )
+    from segcal.tuning.search import tune  # here, because it brings Optuna
+
     found = tune(
         lambda v, report: objective({**fixed, **v}, report),
         names,

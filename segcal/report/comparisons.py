@@ -12,8 +12,11 @@ from segcal.metrics.bootstrap import Bootstrap
 from segcal.metrics.summary import comparison_json
 from segcal.report.wording import MEASURES
 
-State = Literal["better", "worse", "same", "open", "disputed", "unknown"]
-"""`open`: both intervals include zero; `disputed`: one of the two does; `same`: no case differs."""
+State = Literal["better", "worse", "same", "open", "disputed", "few", "unknown"]
+"""`open`: both intervals include zero; `disputed`: one of the two does; `same`: no case differs; `few`: too few cases."""
+
+MIN_SUBJECTS = 6
+"""With five subjects that all go one way a two-sided sign test is still at 2 / 2^5 = 0.0625: nothing can be shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class Compared:
     share_improved: float | None
     share_worsened: float | None
     n_pairs: int
+    n_subjects: int
 
     @property
     def state(self) -> State:
@@ -40,6 +44,8 @@ class Compared:
             return "unknown"
         if not any(numbers):
             return "same"
+        if self.n_subjects < MIN_SUBJECTS:
+            return "few"
         sides = {_side(self.low, self.high), _side(self.subject_low, self.subject_high)}
         if len(sides) > 1:
             return "disputed"
@@ -58,8 +64,8 @@ class Compared:
         return None if self.share_worsened is None else round(self.share_worsened * self.n_pairs)
 
     @classmethod
-    def from_entry(cls, entry: Mapping[str, Any]) -> Compared:
-        """From an entry of `differences` in summary.json."""
+    def from_entry(cls, entry: Mapping[str, Any], n_subjects: int) -> Compared:
+        """From an entry of `differences` in summary.json; `n_subjects` is how many people the cases are of."""
         subject = entry.get("by_subject") or {}
         return cls(
             first=entry["first"],
@@ -73,6 +79,7 @@ class Compared:
             share_improved=entry.get("share_improved"),
             share_worsened=entry.get("share_worsened"),
             n_pairs=int(entry.get("n_pairs") or 0),
+            n_subjects=n_subjects,
         )
 
 
@@ -81,12 +88,14 @@ class Comparisons:
     """Looks differences up in the summary; those it does not hold are made from the per-case table the same way."""
 
     summary: Mapping[str, Any]
-    records: Records | None = None
+    records: Records
     _known: dict[tuple[str, str, str], Compared] = field(init=False)
     _drawn: dict[str | None, Bootstrap] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        listed = [Compared.from_entry(entry) for entry in self.summary["differences"] if entry["metric"] in MEASURES]
+        n_subjects = _n_subjects(self.records)
+        entries = [entry for entry in self.summary["differences"] if entry["metric"] in MEASURES]
+        listed = [Compared.from_entry(entry, n_subjects) for entry in entries]
         self._known = {(c.first, c.second, c.column): c for c in listed}
 
     def find(self, first: str, second: str, column: str) -> Compared | None:
@@ -96,16 +105,17 @@ class Comparisons:
 
     def in_group(self, group: str | None, first: str, second: str, column: str) -> Compared | None:
         """The paired difference on the cases of one group (None: all), with the summary's seed and replicates."""
-        if self.records is None or (column not in COMPARED and column != "ace"):
+        if column not in COMPARED and column != "ace":
             return None
+        records = self.records if group is None else self.records.of_group(group)
         if group not in self._drawn:
-            self._drawn[group] = self._bootstrap(self.records if group is None else self.records.of_group(group))
+            self._drawn[group] = self._bootstrap(records)
         drawn = self._drawn[group]
         if column == "ace":
             values = comparison_json(drawn.compare_ace(first, second))
         else:
             values = comparison_json(drawn.compare(first, second, column, MEASURES[column].better))
-        return Compared.from_entry({"first": first, "second": second, "metric": column, **values})
+        return Compared.from_entry({"first": first, "second": second, "metric": column, **values}, _n_subjects(records))
 
     def pairs(self, names: Sequence[str]) -> list[tuple[str, str]]:
         """Pairs among these names that the summary compares, in its order."""
@@ -123,7 +133,12 @@ class Comparisons:
         )
 
 
+def _n_subjects(records: Records) -> int:
+    return len({row.subject for row in records.rows})
+
+
 def _side(low: float | None, high: float | None) -> int:
     """+1 or -1 where the interval lies wholly on one side of zero, 0 where it includes zero."""
-    assert low is not None and high is not None
+    assert low is not None
+    assert high is not None
     return 1 if low > 0 else -1 if high < 0 else 0

@@ -68,7 +68,9 @@ def load_results(folder: Path) -> Results:
     summary = _summary(folder / SUMMARY_FILE)
     for name in (CASES_FILE, BINS_FILE):
         if not (folder / name).is_file():
-            raise MissingFileError(f"{folder / name}: not there, but {SUMMARY_FILE} is; evaluate again into a new folder")
+            raise MissingFileError(
+                f"{folder / name}: not there, but {SUMMARY_FILE} is; evaluate again into a new folder"
+            )
     records = Records.load(folder)
     unknown = {p["name"] for p in summary["pipelines"]} ^ set(records.pipelines)
     if unknown:

@@ -51,7 +51,8 @@ def assign_roles(summary: Mapping[str, Any]) -> Roles:
     calibrated = [p for p in main if p.get("calibrated")]
     names = [p["name"] for p in main]
     pictured = summary.get("pictured")
-    focus = pictured if pictured in names else ([p["name"] for p in calibrated] or names[-1:])[0]
+    candidates = [name for name in names if name == pictured] + [p["name"] for p in calibrated] + names[-1:]
+    focus: str = candidates[0]
     base = next((base_of(p, main) or focus for p in main if p["name"] == focus), focus)
     chosen = [p["name"] for p in calibrated]
     if len(chosen) > MAX_SHOWN:

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import optuna
 from optuna.samplers import TPESampler
@@ -18,18 +17,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from segcal.errors import DataError
 from segcal.settings import Choices, LogRange, SearchSpace
+from segcal.tuning import Objective
 
 SENSIBLE = {"lambda": 1e-3, "mu": 1e-3, "alpha": 1e-4, "learning_rate": 1e-2, "patience": 20}
 """The first trial: what one would try by hand."""
-
-
-class Report(Protocol):
-    """Tells the tuner how a trial is doing; raises `optuna.TrialPruned` when going on is hopeless."""
-
-    def __call__(self, step: int, value: float) -> None: ...
-
-
-Objective = Callable[[Mapping[str, float], Report], float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,156 @@
+"""Studies: the repeats and sensitivities that were asked for, shifted data, and the same bytes after a kill -9."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from segcal.errors import SettingsError, UsageError
+from segcal.evaluation.plan import resized, study_splits
+from segcal.evaluation.study import study
+from segcal.evaluation.study_settings import StudySettings, load_study_settings
+from segcal.manifest import Manifest, Split
+from tests.evaluation.conftest import files_below
+
+CPU = torch.device("cpu")
+SMALL = StudySettings.parse(
+    {
+        "pipelines": [{"method": "ts", "pooling": "logits"}, {"method": "dc", "pooling": "probabilities"}],
+        "trials": 2,
+        "rows": 4000,
+        "replicates": 100,
+        "member_counts": [2],
+        "calibration_sizes": [3],
+        "sensitivity_methods": ["ts"],
+        "bins": [20],
+    },
+    source="test",
+)
+
+
+@pytest.fixture(scope="module")
+def finished(phantom: Manifest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("study") / "out"
+    study(phantom, SMALL, out, device=CPU)
+    return out
+
+
+def test_all_pipelines_repeats_and_sensitivities_are_there(finished: Path) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    names = [p["name"] for p in summary["pipelines"]]
+    assert names == ["p0", "uncalibrated(p)", "uncalibrated(z)", "ts(z)", "dc(p)", "ts(z) M=2", "ts(z) n=3"]
+    assert summary["n_repeats"] == 3
+    assert all(len(p["metrics"]["nll"]["by_repeat"]) == 3 for p in summary["pipelines"])
+    assert set(summary["bins"]) == {"50", "15", "20"}
+    for name, values in summary["bins"]["50"].items():
+        reported = next(p for p in summary["pipelines"] if p["name"] == name)["metrics"]["ece"]["mean"]
+        assert values["ece"] == pytest.approx(reported, abs=1e-12)
+    for name, values in summary["bins"]["15"].items():
+        reported = next(p for p in summary["pipelines"] if p["name"] == name)["metrics"]["ace"]["mean"]
+        assert values["ace"] == pytest.approx(reported, abs=1e-12)
+
+
+def test_fewer_members_are_really_fewer_members(finished: Path) -> None:
+    metrics = {p["name"]: p["metrics"] for p in json.loads((finished / "summary.json").read_text())["pipelines"]}
+    assert metrics["ts(z) M=2"]["dsc"]["mean"] != metrics["ts(z)"]["dsc"]["mean"]
+    assert metrics["ts(z) n=3"]["dsc"]["mean"] == metrics["ts(z)"]["dsc"]["mean"]
+    assert metrics["ts(z) n=3"]["nll"]["mean"] != metrics["ts(z)"]["nll"]["mean"]
+
+
+def test_a_folder_with_a_study_is_refused_without_resume_and_with_other_settings(
+    finished: Path, phantom: Manifest
+) -> None:
+    with pytest.raises(UsageError, match="--resume"):
+        study(phantom, SMALL, finished, device=CPU)
+    with pytest.raises(UsageError, match="other data, settings"):
+        study(phantom, SMALL.changed(seed=1), finished, resume=True, device=CPU)
+
+
+def test_resuming_a_finished_study_fits_and_measures_nothing(
+    finished: Path, phantom: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = files_below(finished)
+
+    def forbidden(*arguments: object, **options: object) -> None:
+        raise AssertionError("a cached result was computed again")
+
+    monkeypatch.setattr("segcal.evaluation.study.fit_many", forbidden)
+    monkeypatch.setattr("segcal.evaluation.study.measure_case", forbidden)
+    study(phantom, SMALL, finished, resume=True, device=CPU)
+    assert files_below(finished) == before
+
+
+KILLED = """
+import sys, torch
+from pathlib import Path
+from segcal.evaluation.study import study
+from segcal.evaluation.study_settings import StudySettings
+from segcal.manifest import Manifest
+manifest, settings, out = sys.argv[1:]
+parsed = StudySettings.model_validate_json(settings)
+study(Manifest.load(manifest), parsed, Path(out), resume=True, device=torch.device("cpu"))
+"""
+
+
+def test_a_study_killed_at_any_moment_ends_with_the_same_bytes(
+    finished: Path, phantom: Manifest, tmp_path: Path
+) -> None:
+    """Killed once after the first fit appeared and once after the first repeat was measured."""
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", KILLED, str(phantom.path), SMALL.model_dump_json(), str(out)]
+    for awaited in ("fits/*.safetensors", "repeats/*/done"):
+        process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        deadline = time.monotonic() + 300
+        while not list(out.glob(awaited)) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert files_below(out) == files_below(finished)
+
+
+def test_shifted_data_are_measured_with_the_same_calibrators(phantom: Manifest, tmp_path: Path) -> None:
+    settings = SMALL.changed(member_counts=(), calibration_sizes=(), bins=())
+    result = study(phantom, settings, tmp_path / "out", shifted=phantom, device=CPU)
+    assert result.shifted is not None
+    assert (tmp_path / "out" / "shifted" / "table.md").is_file()
+    for here, there in zip(result.summary["pipelines"], result.shifted["pipelines"], strict=True):
+        assert here["metrics"] == there["metrics"], "the same cases under another name give the same numbers"
+
+
+def test_splits_are_drawn_when_none_are_given(phantom: Manifest) -> None:
+    content = phantom.model_dump(mode="json", exclude_none=True)
+    del content["splits"]
+    drawn = study_splits(Manifest.from_content(content, phantom.path), SMALL.changed(repeats=4))
+    assert len(drawn) == 4
+    assert len({split.test for split in drawn}) > 1
+    assert all(len(split.calibration) == 5 and len(split.validation) == 2 for split in drawn)
+
+
+def test_resizing_keeps_the_test_cases_and_nests_the_calibration_sets() -> None:
+    split = Split(calibration=("a", "b", "c"), validation=("d", "e"), test=("x", "y"))
+    small, large = resized(split, 2, seed=0), resized(split, 4, seed=0)
+    assert small.test == large.test == split.test
+    assert set(small.calibration) < set(large.calibration)
+    with pytest.raises(UsageError, match="none for validation"):
+        resized(split, 5, seed=0)
+
+
+def test_shipped_studies_load_and_the_paper_has_all_rows_of_its_table() -> None:
+    rows = {(p.method, p.pooling) for p in load_study_settings("paper").pipelines}
+    on_logits = {"ms", "dc", "ms_c", "lts", "lts_ti", "cdc", "cms_ap", "cms_op", "ts", "ets"}
+    on_probabilities = {"cdc", "cms_ap", "cms_op", "ts", "ets", "dc"}
+    assert rows == {(m, "logits") for m in on_logits} | {(m, "probabilities") for m in on_probabilities}
+    assert load_study_settings("quick").trials < load_study_settings("paper").trials
+    with pytest.raises(SettingsError, match="the nearest are paper"):
+        load_study_settings("papr")
+    with pytest.raises(SettingsError, match="did you mean `trials`"):
+        StudySettings.parse({"pipelines": [], "trails": 3}, source="x")
