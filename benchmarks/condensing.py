@@ -4,7 +4,7 @@ Reads the calibration cases of a manifest once into memory (this script may; the
 method on all voxels, then on samples of several sizes and seeds, and prints the largest relative excess of the
 penalised objective and of the NLL over all voxels.
 
-    python benchmarks/condensing.py MANIFEST [--split 0] [--seeds 3] [--rows 20000 50000 120000 300000]
+    python benchmarks/condensing.py [MANIFEST] [--split 0] [--seeds 3] [--rows 20000 50000 120000 300000]
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
 from segcal.calibrators import CALIBRATORS
 from segcal.calibrators.affine import AffineCalibrator
 from segcal.cases import load_case
+from segcal.demo.phantom import make_phantom
 from segcal.fitting.condense import RowReservoir
 from segcal.fitting.exact import ExactSolver, experts_of
 from segcal.fitting.gather import labelled_voxels, stream_rows
@@ -36,12 +38,16 @@ CPU = torch.device("cpu")
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("manifest", type=Path)
+    parser.add_argument("manifest", type=Path, nargs="?", help="by default the demo's phantom")
     parser.add_argument("--split", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", type=int, nargs="+", default=[20_000, 50_000, 120_000, 300_000])
     options = parser.parse_args()
-    manifest = Manifest.load(options.manifest)
+    with TemporaryDirectory() as folder:
+        _run(Manifest.load(options.manifest or make_phantom(Path(folder))), options)
+
+
+def _run(manifest: Manifest, options: argparse.Namespace) -> None:
     ids = sorted(manifest.split_ids(options.split).calibration)
     full = concatenate(rows for _, rows in stream_rows(manifest, ids, pooling="logits", device=CPU))
     print(f"{len(ids)} cases, {full.n_rows:,} voxels, {full.n_classes} classes, lambda = mu = 1e-3")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -125,9 +125,16 @@ def _problem(model: type[BaseModel], detail: dict[str, Any]) -> str:
 def _keys(model: type[BaseModel], where: list[str]) -> list[str]:
     """The keys known at a place of the settings, as files spell them."""
     for part in where:
+        if part.isdecimal():  # a place in a list; the field before it already says what the list holds
+            continue
         named = {field.alias or name: field for name, field in model.model_fields.items()}
-        inner = named[part].annotation
-        assert isinstance(inner, type)
-        assert issubclass(inner, BaseModel)
-        model = inner
+        model = _inner_model(named[part].annotation)
     return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _inner_model(annotation: Any) -> type[BaseModel]:
+    """The model a field holds, itself or inside a tuple or an optional."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = [_inner_model(part) for part in get_args(annotation) if part not in (type(None), Ellipsis)]
+    return found[0]

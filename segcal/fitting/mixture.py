@@ -18,6 +18,9 @@ from segcal.fitting.rows import Rows
 GRID = np.geomspace(T_MIN, T_MAX, 41)
 """Temperatures tried to find the valley, on at most `GRID_ROWS` rows; its bottom is found on all of them."""
 GRID_ROWS = 10_000
+MAX_MULTIPLIERS = 20
+NEAR = 1.25
+"""A polishing step changes T by at most this factor."""
 UNIFORM_MIN = 1e-12
 """The uniform part keeps at least this weight, so a confidently wrong voxel costs a finite loss."""
 
@@ -41,10 +44,12 @@ class MixtureProblem:
         lower, mixture, multiplier = np.array([0.0, 0.0, UNIFORM_MIN]), start, float(weights.sum())
         # sum(w) = 1 needs no constraint: with the multiplier mass - linear'w, a minimum over w >= 0 lies on the
         # simplex by Euler's theorem. The multiplier depends on w only through the small linear term.
-        for _ in range(1 if not self.linear[1:].any() else 4):
+        for _ in range(MAX_MULTIPLIERS):
             inner = _Mixing(parts, weights, self.linear[1:] + multiplier)
             mixture = minimise(inner, mixture, lower, np.full(3, 2.0)).theta
-            multiplier = float(weights.sum() - self.linear[1:] @ mixture)
+            before, multiplier = multiplier, float(weights.sum() - self.linear[1:] @ mixture)
+            if abs(multiplier - before) <= 1e-12:
+                break
         mixture = mixture / mixture.sum()
         value = -weights @ np.log(parts @ mixture) + self.linear[0] / temperature + self.linear[1:] @ mixture
         return float(value), mixture
@@ -99,14 +104,23 @@ class _Mixing:
         return value, -self.parts.T @ relative + self.slope, hessian
 
 
-def solve_mixture(rows: Rows, *, linear: Vector | None = None) -> Solution:
-    """Fit ETS: a grid over T finds the valley, a bounded search its bottom."""
-    start = np.array([0.9, 0.09, 0.01])
+def solve_mixture(
+    rows: Rows, *, linear: Vector | None = None, near: EnsembleTemperatureScaling | None = None
+) -> Solution:
+    """Fit ETS: a grid over T finds the valley, a bounded search its bottom.
+
+    Args:
+        rows: weighted voxels.
+        linear: (4,) extra linear term in (1/T, w1, w2, w3), see `segcal.fitting.polish`.
+        near: look around this fit only; the problem is not convex and a linear term means nothing far away.
+    """
     problem = MixtureProblem(rows, np.zeros(4) if linear is None else linear)
-    thinned = MixtureProblem(_thin(rows), problem.linear)
-    values = [thinned.best_mixture(float(t), start)[0] for t in GRID]
-    best = int(np.argmin(values))
-    low, high = GRID[max(best - 1, 0)], GRID[min(best + 1, len(GRID) - 1)]
+    if near is None:
+        start = np.array([0.9, 0.09, 0.01])
+        low, high = _valley(rows, start)
+    else:
+        start = np.array(near.mixture)
+        low, high = max(near.temperature / NEAR, T_MIN), min(near.temperature * NEAR, T_MAX)
 
     def value(log_t: float) -> float:
         return problem.best_mixture(float(np.exp(log_t)), start)[0]
@@ -121,6 +135,13 @@ def solve_mixture(rows: Rows, *, linear: Vector | None = None) -> Solution:
     at_bound = not T_MIN * 1.01 < temperature < T_MAX / 1.01
     warnings = (f"ets: the temperature ran to its bound {temperature:g}",) if at_bound else ()
     return Solution(calibrator, objective, float("nan"), warnings)
+
+
+def _valley(rows: Rows, start: Vector) -> tuple[float, float]:
+    """Temperatures on both sides of the best one of the grid."""
+    thinned = MixtureProblem(_thin(rows), np.zeros(4))
+    best = int(np.argmin([thinned.best_mixture(float(t), start)[0] for t in GRID]))
+    return float(GRID[max(best - 1, 0)]), float(GRID[min(best + 1, len(GRID) - 1)])
 
 
 def _thin(rows: Rows) -> Rows:

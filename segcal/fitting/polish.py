@@ -174,13 +174,21 @@ class _MixtureGradient:
 
     def kkt(self, penalty: Penalty) -> float:
         """Slope in 1/T; on the simplex all used parts share one slope and the unused ones lie above it."""
-        mean = self._sum / self._count
+        mean = self._mean()
         mixture = np.array(self._calibrator.mixture)
         apart = mean[1:] - mixture @ mean[1:]
         return float(max(abs(mean[0]), np.where(mixture > 1e-9, np.abs(apart), np.maximum(-apart, 0.0)).max()))
 
     def correct(self, sample: Rows, penalty: Penalty) -> Solution:
-        return solve_mixture(sample, linear=self._sum / self._count - self._at(sample))
+        linear = self._mean() - self._at(sample)
+        # On the simplex a constant added to the slopes of the weights changes nothing; this one leaves the least.
+        linear[1:] -= np.array(self._calibrator.mixture) @ linear[1:]
+        return solve_mixture(sample, linear=linear, near=self._calibrator)
+
+    def _mean(self) -> Vector:
+        if self._count == 0:
+            raise DataError("no labelled voxel to fit on")
+        return self._sum / self._count
 
     def _at(self, rows: Rows) -> Vector:
         problem = MixtureProblem(rows, np.zeros(4))

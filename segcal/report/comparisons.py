@@ -13,7 +13,7 @@ from segcal.metrics.summary import comparison_json
 from segcal.report.wording import MEASURES
 
 State = Literal["better", "worse", "same", "open", "disputed", "few", "unknown"]
-"""`open`: both intervals include zero; `disputed`: one of the two does; `same`: no case differs; `few`: too few cases."""
+"""`open`: both intervals include zero; `disputed`: one does; `same`: no case differs; `few`: too few subjects."""
 
 MIN_SUBJECTS = 6
 """With five subjects that all go one way a two-sided sign test is still at 2 / 2^5 = 0.0625: nothing can be shown."""

@@ -14,8 +14,18 @@ from segcal.errors import ParameterError
 from segcal.metrics.bins import BinTable
 from segcal.report.palette import CURVES, FAINT, INK, CurveStyle
 
+ACCURACY = "accuracy: share of voxels that are right"
+CONFIDENCE = "confidence: probability of the predicted class"
 
-def reliability_figure(tables: Mapping[str, BinTable], *, title: str = "", min_count: int = 50) -> Figure:
+
+def reliability_figure(
+    tables: Mapping[str, BinTable],
+    *,
+    title: str = "",
+    min_count: int = 50,
+    ylabel: str = ACCURACY,
+    xlabel: str = CONFIDENCE,
+) -> Figure:
     """Accuracy against confidence for several sets of probabilities, with the share of voxels per bin underneath.
 
     Points below the diagonal are over-confident. Bins of fewer than `min_count` voxels are left out of the curve
@@ -23,6 +33,8 @@ def reliability_figure(tables: Mapping[str, BinTable], *, title: str = "", min_c
 
     Args:
         tables: Name of each curve and its table (bin,), pooled over the cases of interest; at most six.
+        ylabel: What a hit is; tables of one class count voxels of that class.
+        xlabel: What is binned.
     """
     if not 1 <= len(tables) <= len(CURVES):
         raise ParameterError(f"a reliability diagram shows 1 to {len(CURVES)} curves, got {len(tables)}")
@@ -34,6 +46,8 @@ def reliability_figure(tables: Mapping[str, BinTable], *, title: str = "", min_c
         _draw_curve(upper, name, table, style, min_count)
         _draw_shares(lower, table, style)
     _finish(figure, upper, lower, start, title)
+    upper.set_ylabel(ylabel)
+    lower.set_xlabel(xlabel)
     return figure
 
 
@@ -81,8 +95,8 @@ def _draw_shares(axes: Axes, table: BinTable, style: CurveStyle) -> None:
 
 def _finish(figure: Figure, upper: Axes, lower: Axes, start: float, title: str) -> None:
     lowest = min(start, upper.dataLim.ymin)
-    upper.set(xlim=(start, 1.0), ylim=(lowest, 1.005), ylabel="accuracy: share of voxels that are right")
-    lower.set(yscale="log", ylabel="share of voxels", xlabel="confidence: probability of the predicted class")
+    upper.set(xlim=(start, 1.0), ylim=(lowest, 1.005))
+    lower.set(yscale="log", ylabel="share of voxels")
     lower.yaxis.set_major_locator(LogLocator(numticks=4))
     for axis in (upper.yaxis, lower.xaxis):
         axis.set_major_formatter(PercentFormatter(1.0, decimals=0))

@@ -53,12 +53,24 @@ def slice_figure(
     return figure
 
 
-def slice_alt_text(maps: PictureMaps, *, class_names: Sequence[str], title: str = "", index: int | None = None) -> str:
-    """What the panels show, in words: classes in the slice, errors, and how sure the map is of them."""
+def slice_alt_text(
+    maps: PictureMaps,
+    *,
+    class_names: Sequence[str],
+    title: str = "",
+    index: int | None = None,
+    position: tuple[int, int] | None = None,
+) -> str:
+    """What the panels show, in words: classes in the slice, errors, and how sure the map is of them.
+
+    Args:
+        position: (index, number of slices) to name instead, when `maps` were cut out of a larger volume.
+    """
     chosen = informative_slice(maps) if index is None else index
     shown = (maps.segmentation if maps.label is None else maps.label)[chosen]
     present = ", ".join(name for value, name in enumerate(class_names) if value and (shown == value).any()) or "none"
-    words = [f"{title or 'Case'}, slice {chosen + 1} of {len(maps.segmentation)}. Foreground classes: {present}."]
+    at, n_slices = position or (chosen, len(maps.segmentation))
+    words = [f"{title or 'Case'}, slice {at + 1} of {n_slices}. Foreground classes: {present}."]
     if maps.errors is not None and maps.errors[chosen].any():
         wrong = maps.errors[chosen]
         before, after = (float(m[chosen][wrong].mean()) for m in (maps.confidence_before, maps.confidence_after))

@@ -154,3 +154,8 @@ def test_shipped_studies_load_and_the_paper_has_all_rows_of_its_table() -> None:
         load_study_settings("papr")
     with pytest.raises(SettingsError, match="did you mean `trials`"):
         StudySettings.parse({"pipelines": [], "trails": 3}, source="x")
+
+
+def test_a_misspelt_key_inside_a_list_is_named_with_the_nearest() -> None:
+    with pytest.raises(SettingsError, match=r"unknown key `pipelines\.0\.poolng`, did you mean `pooling`"):
+        StudySettings.parse({"pipelines": [{"method": "ts", "poolng": "logits"}]}, source="x")

@@ -1,0 +1,71 @@
+"""Which numbers of a case make it worth a look, each with a sentence that says why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from segcal.metrics.base import Score, Undefined
+from segcal.qa.case import ClassQa, QaCase
+from segcal.qa.settings import QaSettings
+
+STATISTIC_WORDS = {
+    "free_energy_mean": "mean free energy",
+    "free_energy_std": "spatial spread of the free energy",
+    "confidence_mean": "mean confidence before calibration",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One reason to look at a case: a short code for machines, a sentence for people."""
+
+    code: str
+    text: str
+
+
+def case_flags(case: QaCase, settings: QaSettings) -> tuple[Flag, ...]:
+    """Every flag of a case, in a fixed order; a number that is undefined raises none but the one that says so."""
+    return (*_whole(case, settings), *(flag for each in case.classes for flag in _of_class(each, settings)))
+
+
+def _whole(case: QaCase, settings: QaSettings) -> Iterator[Flag]:
+    if isinstance(case.expected_dsc, Undefined):
+        yield Flag("nothing_segmented", "nothing is segmented")
+    if _below(case.expected_dsc, settings.min_expected_dsc):
+        yield Flag("low_expected_dsc", f"expected DSC {case.expected_dsc:.3f} < {settings.min_expected_dsc:g}")
+    if _below(case.boundary_confidence, settings.min_boundary_confidence):
+        limit = f"{settings.min_boundary_confidence:g}"
+        yield Flag("unsure_boundary", f"confidence near the boundary {case.boundary_confidence:.3f} < {limit}")
+    if _below(case.member_dice, settings.min_member_dice):
+        yield Flag("low_member_dice", f"Dice between members {case.member_dice:.3f} < {settings.min_member_dice:g}")
+    if _above(case.disagreement, settings.max_disagreement):
+        limit = f"{settings.max_disagreement:g}"
+        yield Flag("members_disagree", f"member disagreement near the boundary {case.disagreement:.3f} > {limit}")
+    for name, score in case.outlyingness.items():
+        if not isinstance(score, Undefined) and _above(abs(score), settings.max_outlyingness):
+            words = f"{STATISTIC_WORDS[name]} is {score:+.1f} robust standard deviations from the calibration cases"
+            yield Flag(f"unusual_{name}", words)
+
+
+def _of_class(each: ClassQa, settings: QaSettings) -> Iterator[Flag]:
+    sums = each.sums
+    if _below(sums.expected_dsc, settings.min_class_expected_dsc):
+        limit = f"{settings.min_class_expected_dsc:g}"
+        yield Flag("low_class_dsc", f"{each.name}: expected DSC {sums.expected_dsc:.3f} < {limit}")
+    gap = sums.volume_gap
+    if not isinstance(gap, Undefined) and _above(abs(gap), settings.max_volume_gap):
+        yield Flag("volume_gap", f"{each.name}: expected volume differs from the segmented one by {100 * gap:+.1f} %")
+    if sums.hard == 0 and _above(sums.expected, settings.missed_class_voxels):
+        yield Flag("missed_class", f"{each.name}: segmented nowhere, {sums.expected:.1f} voxels expected")
+    if each.spread is not None and _above(each.spread.variation, settings.max_volume_variation):
+        words = f"{each.spread.low:,.0f} to {each.spread.high:,.0f} voxels"
+        yield Flag("volume_spread", f"{each.name}: the members expect {words}")
+
+
+def _below(score: Score, limit: float | None) -> bool:
+    return limit is not None and not isinstance(score, Undefined) and score < limit
+
+
+def _above(score: Score, limit: float | None) -> bool:
+    return limit is not None and not isinstance(score, Undefined) and score > limit
