@@ -26,7 +26,7 @@ def demo(
     """Run the whole flow on a small synthetic ensemble and show what calibration does.
 
     Makes a five-member ensemble whose truth is known (about 130 MB of files), fits eight calibrators, applies one,
-    measures all of them on cases they have not seen, and ends with a page to open. Takes one to three minutes.
+    measures all of them on cases they have not seen, and ends with a page to open. Takes a minute or two.
     """
     from segcal.demo.run import run_demo
     from segcal.demo.table import COLUMNS, table_cells, table_header

@@ -35,6 +35,7 @@ COMMANDS = (
     Entry("apply", "apply", "apply", "Write calibrated probabilities and the segmentation."),
     Entry("evaluate", "evaluate", "evaluate", "Measure calibrators on labelled cases, with intervals."),
     Entry("study", "study", "study", "Fit and measure many pipelines over repeats: the paper's table."),
+    Entry("report", "report", "report", "Make one HTML page from the results of evaluate, study or apply."),
     Entry("audit", "audit", "audit", "Check that shifts change nothing and decisions are kept."),
 )
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from segcal.calibrator_info import CalibratorInfo
 from segcal.calibrators import CALIBRATORS, Calibrator
-from segcal.calibrators.base import Array, as_tensor
+from segcal.calibrators.base import Array, as_tensor, check_floating
 from segcal.cases import CaseData
 from segcal.compatibility import check_compatible
 from segcal.errors import FileFormatError, MissingFileError, ParameterError
@@ -45,13 +45,20 @@ class FittedCalibrator:
         """Calibrated probabilities of an array; see `Calibrator.probabilities`. Region models: of (R, z, y, x)."""
         if isinstance(self.calibrator, Calibrator):
             return self.calibrator.probabilities(logits, class_axis=class_axis, decision=decision)
-        moved = torch.movedim(as_tensor(logits), class_axis, 0)
+        values = as_tensor(logits)
+        check_floating(values, self.calibrator.channels[0])
+        moved = torch.movedim(values, class_axis, 0)
         if moved.shape[0] != len(self.info.classes) or moved.ndim != 4:
             raise ParameterError(
                 f"{self.info.method}: fitted for the regions {', '.join(self.info.classes)}; expected log-odds "
                 f"(region, z, y, x), got {tuple(moved.shape)} after moving axis {class_axis} to the front"
             )
         chosen = moved > 0 if decision is None else torch.movedim(as_tensor(decision), class_axis, 0).bool()
+        if chosen.shape != moved.shape:
+            raise ParameterError(
+                f"{self.info.method}: the decision of regions has their shape {tuple(values.shape)}, one truth value per "
+                f"region and voxel; got {tuple(as_tensor(decision).shape) if decision is not None else None}"
+            )
         result = torch.movedim(self.calibrator.volume_probabilities(moved, chosen), 0, class_axis)
         return result if isinstance(logits, Tensor) else result.numpy()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from segcal.calibrators import CALIBRATORS
 from segcal.cases import CaseData, load_case
+from segcal.evaluation.pipelines import uncalibrated
 from segcal.fitted import FittedCalibrator
 from segcal.io.archive import read_npz_array
 from segcal.io.images import read_image, read_labels
@@ -92,13 +92,7 @@ def score_cases(
         shown: For the cases of the pictures, the pipelines to keep maps of.
     """
     settings = MetricSettings(manifest.class_names)
-    identity = CALIBRATORS["identity"].identity(manifest.n_classes)
-
-    def uncalibrated(case: CaseData) -> Tensor:
-        return identity.probabilities(case.logits, class_axis=0, decision=case.decision)
-
-    pipelines: dict[str, Callable[[CaseData], Tensor]] = {BEFORE: uncalibrated}
-    pipelines |= {name: calibrator.volume_probs for name, calibrator in fitted.items()}
+    pipelines = {BEFORE: uncalibrated(manifest, "logits"), **fitted}
     scores = DemoScores(groups={}, results={name: {} for name in pipelines})
     for done, case_id in enumerate(case_ids, start=1):
         case = manifest.case(case_id)
@@ -115,7 +109,7 @@ def score_cases(
 
 def _measure(
     data: CaseData,
-    pipelines: Mapping[str, Callable[[CaseData], Tensor]],
+    pipelines: Mapping[str, FittedCalibrator],
     settings: MetricSettings,
     scores: DemoScores,
     keep: Collection[str],
@@ -124,8 +118,8 @@ def _measure(
     assert data.labels is not None
     frame = CaseFrame.build(data.case_id, data.labels, settings, decision=data.decision, inside=data.inside)
     kept: dict[str, Tensor] = {}
-    for name, calibrated in pipelines.items():
-        probs = calibrated(data)
+    for name, calibrator in pipelines.items():
+        probs = calibrator.volume_probs(data)
         metrics = MetricSet({metric: METRICS[metric](settings) for metric in _MEASURED})
         metrics.update(frame, probs)
         scores.results[name][data.case_id] = metrics.take(data.case_id)

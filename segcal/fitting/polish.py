@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -20,7 +21,7 @@ from segcal.calibrators.ensemble_temperature import EnsembleTemperatureScaling
 from segcal.errors import DataError
 from segcal.fitting.exact import KKT_PROMISE, ExactSolver, Solution, experts_of
 from segcal.fitting.mixture import MixtureProblem, solve_mixture
-from segcal.fitting.newton import kkt_norm
+from segcal.fitting.newton import TOLERANCE, kkt_norm
 from segcal.fitting.problem import Penalty, softmax_problem
 from segcal.fitting.rows import Rows
 
@@ -55,7 +56,7 @@ def polish(
     stream: Stream,
     *,
     max_passes: int,
-    tolerance: float = KKT_PROMISE,
+    tolerance: float = TOLERANCE,
 ) -> dict[Key, Polished]:
     """Bring several fitted methods to the optimum of all voxels; they share every read.
 
@@ -67,9 +68,10 @@ def polish(
         samples: weighted rows by channel.
         stream: reads all voxels.
         max_passes: corrections at most; one already divides the error by a large factor.
-        tolerance: projected gradient norm on all voxels at which a method is finished.
+        tolerance: projected gradient norm on all voxels at which a method is finished; what is promised is enough
+            once a pass no longer gains a digit.
     """
-    current, finished = dict(solutions), dict[Key, Polished]()
+    current, finished, before = dict(solutions), dict[Key, Polished](), dict[Key, float]()
     for n_pass in range(1, max_passes + 2):
         sums = {key: _gradient_of(s, samples[key[0]].n_classes) for key, s in current.items() if key not in finished}
         for channel, block in stream():
@@ -78,7 +80,9 @@ def polish(
                     total.add(block)
         for key, total in sums.items():
             measured = replace(current[key], kkt=total.kkt(penalties[key]))
-            if measured.kkt <= tolerance or n_pass > max_passes:
+            stalled = measured.kkt <= KKT_PROMISE and measured.kkt > 0.1 * before.get(key, inf)
+            before[key] = measured.kkt
+            if measured.kkt <= tolerance or stalled or n_pass > max_passes:
                 finished[key] = Polished(measured, total.nll, n_pass)
             else:
                 corrected = total.correct(samples[key[0]], penalties[key])
@@ -173,11 +177,11 @@ class _MixtureGradient:
         self._count += block.n_voxels
 
     def kkt(self, penalty: Penalty) -> float:
-        """Slope in 1/T; on the simplex all used parts share one slope and the unused ones lie above it."""
+        """Slope in 1/T and in the logarithms of the used weights along the simplex; unused ones must not gain."""
         mean = self._mean()
         mixture = np.array(self._calibrator.mixture)
         apart = mean[1:] - mixture @ mean[1:]
-        return float(max(abs(mean[0]), np.where(mixture > 1e-9, np.abs(apart), np.maximum(-apart, 0.0)).max()))
+        return float(max(abs(mean[0]), np.where(mixture > 1e-9, mixture * np.abs(apart), -apart).max()))
 
     def correct(self, sample: Rows, penalty: Penalty) -> Solution:
         linear = self._mean() - self._at(sample)

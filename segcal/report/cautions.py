@@ -147,10 +147,26 @@ def _repeats(results: Results) -> list[Caution]:
         )
         calibrated = any(p.get("calibrated") for p in results.summary["pipelines"])
         return [Caution("note", "one fit", text)] if calibrated else []
-    if not results.overlapping:
-        return []
-    text = (
-        "The same subjects are in the test sets of several repeats. The two-level interval treats repeats as "
-        "independent and can then be too narrow or too wide; look at the interval by subject as well."
-    )
-    return [Caution("note", "overlapping test sets", text)]
+    found = []
+    varying = [p["name"] for p in results.summary["pipelines"] if p.get("calibrated") and _fits_vary(p)]
+    if varying:
+        text = (
+            f"The NLL of {listing(varying)} differs more between repeats than its interval is wide: trust neither "
+            "interval and look at the repeats, which the tooltips of the table give."
+        )
+        found.append(Caution("serious", "fits vary", text))
+    if results.overlapping:
+        text = (
+            "The same subjects are in the test sets of several repeats. The two-level interval takes a case tested "
+            "three times for three cases and is then too narrow; read the interval by subject as well."
+        )
+        found.append(Caution("note", "overlapping test sets", text))
+    return found
+
+
+def _fits_vary(pipeline: Mapping[str, Any]) -> bool:
+    nll = pipeline["metrics"].get("nll", {})
+    repeats = [value for value in nll.get("by_repeat", []) if value is not None]
+    if len(repeats) < 2 or nll.get("low") is None or nll.get("high") is None:
+        return False
+    return bool(max(repeats) - min(repeats) > nll["high"] - nll["low"])

@@ -32,7 +32,7 @@ class EncodedPicture:
 
 
 def plain_text(text: str) -> str:
-    """Text as matplotlib shows it letter by letter: a `$` starts no formula, a first `_` hides nothing from a legend."""
+    """Text as matplotlib shows it letter by letter: `$` starts no formula, a first `_` hides nothing from a legend."""
     return text.replace("$", r"\$") if not text.startswith("_") else " " + text.replace("$", r"\$")
 
 

@@ -84,7 +84,16 @@ def _evidence(pipeline: PipelineEntry, base: PipelineEntry, column: str, known: 
     if compared is None:
         return None
     before, after = (p["metrics"].get(column, {}).get("mean") for p in (base, pipeline))
-    return Evidence(column, before, after, compared, compared.state)
+    # Two pipelines whose ACE cannot be told from 0 must not be ranked by it (docs/intervals.md).
+    noise = column == "ace" and _is_noise(base) and _is_noise(pipeline)
+    state: State = "open" if noise and compared.state in ("better", "worse") else compared.state
+    return Evidence(column, before, after, compared, state)
+
+
+def _is_noise(pipeline: PipelineEntry) -> bool:
+    ace = pipeline["metrics"].get("ace", {})
+    mean, limit = ace.get("mean"), ace.get("noise_limit")
+    return mean is not None and limit is not None and mean <= limit
 
 
 def _outcome(evidence: Sequence[Evidence], dice: Evidence | None) -> Outcome:
@@ -131,7 +140,7 @@ def _left_over(pipeline: PipelineEntry, summary: Mapping[str, Any]) -> list[str]
         return []
     level = float(summary["settings"]["bootstrap"]["confidence_level"])
     would = f"a perfectly calibrated model would stay below {limit:.4f} in {100 * level:g} % of test sets like this one"
-    if mean > limit:
+    if not _is_noise(pipeline):
         return [
             f"What is left: its average calibration error (ACE) is {mean:.4f}; {would}, so some miscalibration remains."
         ]
@@ -187,7 +196,7 @@ def _phrase(compared: Compared) -> str:
     return f"{short} {word} ({signed(compared.difference, compared.column)}, interval {interval})"
 
 
-def overview(found: Sequence[Verdict], summary: Mapping[str, Any]) -> list[str]:
+def overview(found: Sequence[Verdict]) -> list[str]:
     """The sentences above the verdicts: how many were judged, and that the best of many is optimistic."""
     if not found:
         return ["No calibrator was evaluated. The page describes the ensemble as it is."]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import cli.demo
 from cli.main import app
@@ -22,7 +23,9 @@ from segcal.demo.scores import BEFORE
 from segcal.demo.table import COLUMNS, table_cells, table_header
 from segcal.errors import UsageError
 from segcal.fitted import load_calibrator
+from segcal.io.images import read_labels
 from segcal.manifest import Manifest
+from segcal.types import Progress
 
 TINY = DemoPlan(methods=("ts", "ms_c"), applied="ts", trials=1, n_cases=6, n_other_site=2, shape=(12, 24, 24))
 CPU = torch.device("cpu")
@@ -97,8 +100,6 @@ def test_numbers_agree_with_a_plain_recomputation(tiny: tuple[Path, DemoResult])
     manifest = Manifest.load(out / "phantom" / "manifest.yaml")
     temperature = float(next(iter(load_calibrator(out / "calibrators/ts.safetensors").calibrator.tensors().values())))
     case = manifest.case(manifest.split_ids(0).test[0])
-    from segcal.io.images import read_labels
-
     logits = np.mean([np.load(manifest.resolve(m))["logits"].astype(np.float64) for m in case.members], axis=0)
     labels = read_labels(manifest.resolve(case.label or "")).values.astype(np.int64)
     for name, factor in ((BEFORE, 1.0), ("ts", 1 / temperature)):
@@ -115,17 +116,13 @@ def test_preserving_method_moves_nothing_in_memory_and_on_disk(tiny: tuple[Path,
     assert scores.mean("ts", "site_a", "flip") == scores.mean("ts", "site_b", "flip") == 0
 
 
-def test_a_second_run_into_the_folder_gives_the_same_page(tiny: tuple[Path, DemoResult]) -> None:
-    out, result = tiny
-    before = result.page.read_bytes()
-    again = run_demo(out, seed=3, device=CPU, plan=TINY)
-    assert again.page.read_bytes() == before
-
-
-def test_a_run_with_another_seed_replaces_the_applied_maps(tmp_path: Path) -> None:
-    run_demo(tmp_path, seed=0, device=CPU, plan=TINY)
-    other = run_demo(tmp_path, seed=1, device=CPU, plan=TINY)
-    assert other.scores.n_moved_on_disk == 0  # maps of the first phantom would disagree with the second
+def test_a_run_over_another_seed_gives_the_page_of_a_fresh_run(tiny: tuple[Path, DemoResult], tmp_path: Path) -> None:
+    """Same seed, same bytes; and nothing of the run that was there before is left in what is shown."""
+    other = run_demo(tmp_path, seed=4, device=CPU, plan=TINY)
+    assert other.page.read_bytes() != tiny[1].page.read_bytes()
+    assert run_demo(tmp_path, seed=3, device=CPU, plan=TINY).scores.n_moved_on_disk == 0
+    assert (tmp_path / "index.html").read_bytes() == tiny[1].page.read_bytes()
+    assert (tmp_path / "table.md").read_bytes() == tiny[1].table.read_bytes()
 
 
 def test_plan_that_applies_what_it_does_not_fit_is_refused() -> None:
@@ -134,24 +131,35 @@ def test_plan_that_applies_what_it_does_not_fit_is_refused() -> None:
 
 
 @pytest.fixture
-def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command runs the small plan."""
-    monkeypatch.setattr("segcal.demo.run.DemoPlan", lambda: TINY)
+def command(tiny: tuple[Path, DemoResult], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """`segcal demo` with options, where the work is replaced by the small run that was already done."""
+
+    def run(*options: str) -> Result:
+        def fake(out: Path, *, seed: int, device: torch.device, progress: Progress | None) -> DemoResult:
+            assert (out, seed, device) == (Path("somewhere"), 7, CPU)
+            assert (progress is None) == bool({"--json", "--quiet"} & set(options))
+            return tiny[1]
+
+        monkeypatch.setattr("segcal.demo.run.run_demo", fake)
+        return CliRunner().invoke(app, ["demo", "--out", "somewhere", "--seed", "7", "--device", "cpu", *options])
+
+    return run
 
 
-@pytest.mark.usefixtures("small_demo")
-def test_command_prints_the_table_and_ends_with_the_page(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "out"), "--device", "cpu"])
+def test_command_prints_the_table_and_ends_with_the_page(
+    command: Callable[..., Result], tiny: tuple[Path, DemoResult]
+) -> None:
+    done = command()
     assert done.exit_code == 0, done.output
     lines = done.stdout.strip().splitlines()
     assert re.match(r"method\s+TI\s+keeps\s+NLL site_a", lines[0])
     assert [line.split()[0] for line in lines[1:4]] == [BEFORE, "ts", "ms_c"]
-    assert lines[-1] == f"The page: {tmp_path / 'out' / 'index.html'}"
+    assert [f"- {sentence}" for sentence in tiny[1].findings] == [line for line in lines if line.startswith("- ")]
+    assert lines[-1] == f"The page: {tiny[1].page}"
 
 
-@pytest.mark.usefixtures("small_demo")
-def test_command_gives_one_json_object(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path), "--device", "cpu", "--json"])
+def test_command_gives_one_json_object(command: Callable[..., Result]) -> None:
+    done = command("--json")
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
     assert Path(result["page"]).is_file()
@@ -161,6 +169,11 @@ def test_command_gives_one_json_object(tmp_path: Path) -> None:
         for numbers in pipeline["groups"].values():
             assert set(numbers) == {column.key for column in COLUMNS}
             assert all(math.isfinite(value) for value in numbers.values())
+
+
+def test_quiet_command_prints_nothing(command: Callable[..., Result]) -> None:
+    done = command("--quiet")
+    assert (done.exit_code, done.output) == (0, "")
 
 
 def test_command_has_a_working_example() -> None:

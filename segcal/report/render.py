@@ -1,0 +1,49 @@
+"""One way to make an HTML page: escaped, self-contained, without any request to elsewhere.
+
+Pages extend `base.html.j2`, which carries the style, the content security policy and the script. The policy allows
+pictures and styles of the page itself and the one script whose hash it names; nothing a data file says can run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from segcal.report.wording import MEASURES, count, listing, number, relative, share, signed
+
+SCRIPT_FILE = "page.js"
+
+
+def render(template: str, **values: Any) -> str:
+    """The text of a page; the same values give the same text."""
+    script = _script()
+    return _environment().get_template(template).render(script=script, script_hash=_hash(script), **values)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("segcal.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"number": number, "signed": signed, "share": share, "listing": listing}
+    environment.globals |= {"MEASURES": MEASURES, "count": count, "relative": relative}
+    return environment
+
+
+@cache
+def _script() -> str:
+    return (files("segcal.report") / "templates" / SCRIPT_FILE).read_text(encoding="utf-8")
+
+
+def _hash(script: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
