@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
+from scipy.stats import rankdata
 
 from segcal.calibrator_info import CalibratorInfo
 from segcal.calibrators import CALIBRATORS
@@ -30,7 +31,8 @@ from segcal.manifest import Manifest
 from segcal.metrics.base import Undefined
 from segcal.qa.case import QaCase, measure
 from segcal.qa.ensemble import Ensemble
-from segcal.qa.settings import QaSettings
+from segcal.qa.flags import case_flags
+from segcal.qa.settings import load_qa_settings
 
 CPU = torch.device("cpu")
 UNCALIBRATED = "uncalibrated"
@@ -84,6 +86,7 @@ def collect(manifest: Manifest, methods: list[str], folder: Path | None) -> Rows
     """QA of every test case under every pipeline, with the true DSC beside it."""
     rows: Rows = []
     truth: dict[str, list[float]] = {}
+    settings = load_qa_settings()
     for k, split in enumerate(manifest.splits or ()):
         if folder is None:
             fitted = dict(fit_many(manifest, methods, split=k))
@@ -92,10 +95,11 @@ def collect(manifest: Manifest, methods: list[str], folder: Path | None) -> Rows
         for name, calibrator in {UNCALIBRATED: uncalibrated(manifest), **fitted}.items():
             source = Ensemble(manifest, calibrator, device=CPU, cases=split.test)
             for case_id in source.ids:
-                case = measure(source.load(case_id), source.names, QaSettings(), source.reference)
+                case = measure(source.load(case_id), source.names, settings, source.reference)
                 each = truth.setdefault(case_id, true_dsc(manifest, case_id))
                 found = numbers(case) | {f"true DSC {c.name}": d for c, d in zip(case.classes, each, strict=True)}
-                rows.append((k, case_id, name, found | {"true DSC": float(np.nanmean(each))}))
+                found |= {"true DSC": float(np.nanmean(each)), "flags": float(len(case_flags(case, settings)))}
+                rows.append((k, case_id, name, found))
     return rows
 
 
@@ -123,7 +127,7 @@ def rank_correlation(x: NDArray[np.float64], y: NDArray[np.float64], split: NDAr
         a, b = x[split == k], y[split == k]
         kept = np.isfinite(a) & np.isfinite(b)
         varies = kept.sum() > 2 and np.ptp(a[kept]) > 0 and np.ptp(b[kept]) > 0
-        values.append(float(spearmanr(a[kept], b[kept]).statistic) if varies else np.nan)
+        values.append(float(np.corrcoef(rankdata(a[kept]), rankdata(b[kept]))[0, 1]) if varies else np.nan)
     return float(np.nanmean(values)) if np.isfinite(values).any() else np.nan
 
 
@@ -132,41 +136,87 @@ def main() -> None:
     parser.add_argument("manifest", type=Path)
     parser.add_argument("--method", action="append", default=None)
     parser.add_argument("--calibrators", type=Path, default=None)
-    parser.add_argument("--replicates", type=int, default=1000)
+    parser.add_argument("--replicates", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     manifest = Manifest.load(options.manifest)
     rows = collect(manifest, options.method or ["ts", "cms_ap"], options.calibrators)
     bootstrap = Bootstrap([case_id for _, case_id, _, _ in rows], options.replicates, options.seed)
-    print_tables(rows, bootstrap)
+    print_tables([Table.of(rows, name) for name in dict.fromkeys(row[2] for row in rows)], bootstrap)
 
 
-def print_tables(rows: Rows, bootstrap: Bootstrap) -> None:
-    """Agreement with the true DSC, then every number as a predictor, then its distribution."""
-    print(f"{'pipeline':14}{'of':22}{'bias':>26}{'RMSE':>26}{'Spearman':>26}")
-    for pipeline in dict.fromkeys(row[2] for row in rows):
+@dataclass(frozen=True)
+class Table:
+    """The numbers of one pipeline, by column; rows are the test cases of all splits."""
+
+    pipeline: str
+    ids: list[str]
+    split: NDArray[np.int64]
+    columns: dict[str, NDArray[np.float64]]
+
+    @classmethod
+    def of(cls, rows: Rows, pipeline: str) -> Table:
         chosen = [row for row in rows if row[2] == pipeline]
-        ids, split = [row[1] for row in chosen], np.array([row[0] for row in chosen])
-        table = {name: np.array([row[3][name] for row in chosen]) for name in chosen[0][3]}
-        for name in [name for name in table if name.startswith("expected DSC")]:
-            expected, truth = table[name], table[name.replace("expected", "true")]
-            error = expected - truth
-            cells = [
-                bootstrap.interval(ids, lambda i, e=error: float(np.nanmean(e[i]))),
-                bootstrap.interval(ids, lambda i, e=error: float(np.sqrt(np.nanmean(e[i] ** 2)))),
-                bootstrap.interval(ids, lambda i, x=expected, y=truth: rank_correlation(x[i], y[i], split[i])),
-            ]
-            print(f"{pipeline:14}{name.removeprefix('expected '):22}" + "".join(f"{cell:>26}" for cell in cells))
-        for name, values in table.items():
-            if name.startswith(("expected DSC", "true")) or not np.isfinite(values).any():
-                continue
-            truth = table["true DSC"]
-            cell = bootstrap.interval(ids, lambda i, x=values, y=truth: rank_correlation(x[i], y[i], split[i]))
-            print(f"{pipeline:14}{name:48}{'':26}{cell:>26}")
-        for name, values in table.items():
+        columns = {name: np.array([row[3][name] for row in chosen]) for name in chosen[0][3]}
+        return cls(pipeline, [row[1] for row in chosen], np.array([row[0] for row in chosen]), columns)
+
+    def correlation(self, name: str, truth: str, bootstrap: Bootstrap) -> str:
+        x, y = self.columns[name], self.columns[truth]
+        return bootstrap.interval(self.ids, lambda i: rank_correlation(x[i], y[i], self.split[i]))
+
+    def agreement(self, name: str, truth: str, bootstrap: Bootstrap) -> list[str]:
+        """Bias, RMSE and rank correlation of an expected with a true score."""
+        error = self.columns[name] - self.columns[truth]
+        bias = bootstrap.interval(self.ids, lambda i: float(np.nanmean(error[i])))
+        rmse = bootstrap.interval(self.ids, lambda i: float(np.sqrt(np.nanmean(error[i] ** 2))))
+        return [bias, rmse, self.correlation(name, truth, bootstrap)]
+
+    def change(self, before: Table, bootstrap: Bootstrap) -> list[str]:
+        """Paired differences of |bias|, RMSE and rank correlation to another pipeline on the same rows."""
+        truth = self.columns["true DSC"]
+        now, then = self.columns["expected DSC"], before.columns["expected DSC"]
+        assert self.ids == before.ids
+
+        def bias(x: NDArray[np.float64], i: NDArray[np.int64]) -> float:
+            return abs(float(np.mean(x[i] - truth[i])))
+
+        def rmse(x: NDArray[np.float64], i: NDArray[np.int64]) -> float:
+            return float(np.sqrt(np.mean((x[i] - truth[i]) ** 2)))
+
+        def rank(x: NDArray[np.float64], i: NDArray[np.int64]) -> float:
+            return rank_correlation(x[i], truth[i], self.split[i])
+
+        return [bootstrap.interval(self.ids, lambda i, f=f: f(now, i) - f(then, i)) for f in (bias, rmse, rank)]
+
+
+def print_tables(tables: list[Table], bootstrap: Bootstrap) -> None:
+    """Agreement with the true DSC, other numbers as predictors of it, what the flags find, distributions."""
+    print(f"{'pipeline':14}{'of':22}{'bias':>26}{'RMSE':>26}{'Spearman':>26}")
+    for table in tables:
+        for name in [name for name in table.columns if name.startswith("expected DSC")]:
+            cells = table.agreement(name, name.replace("expected", "true"), bootstrap)
+            print(f"{table.pipeline:14}{name.removeprefix('expected '):22}" + "".join(f"{cell:>26}" for cell in cells))
+    print("\nCalibrated minus uncalibrated, expected against true mean DSC")
+    for table in tables[1:]:
+        cells = table.change(tables[0], bootstrap)
+        print(f"{table.pipeline:14}{'DSC':22}" + "".join(f"{cell:>26}" for cell in cells))
+    print("\nSpearman's rank correlation with the true mean DSC")
+    for table in tables:
+        for name, values in table.columns.items():
+            if not name.startswith(("true", "expected DSC ")) and np.isfinite(values).any():
+                print(f"{table.pipeline:14}{name:30}{table.correlation(name, 'true DSC', bootstrap):>26}")
+    print("\nThe shipped thresholds, on the data they were chosen on")
+    for table in tables:
+        flagged, truth = table.columns["flags"] > 0, table.columns["true DSC"]
+        for word, part in (("flagged", truth[flagged]), ("not flagged", truth[~flagged])):
+            scores = f"true DSC mean {part.mean():.3f}, lowest {part.min():.3f}" if part.size else ""
+            print(f"{table.pipeline:14}{word:12}{part.size:3} of {flagged.size}  {scores}")
+    print("\nDistribution over the test cases: 0, 5, 50, 95, 100 %")
+    for table in tables:
+        for name, values in table.columns.items():
             if np.isfinite(values).any():
                 ends = np.nanpercentile(values, [0, 5, 50, 95, 100])
-                print(f"{pipeline:14}  {name:34} 0/5/50/95/100 %: " + " ".join(f"{v:9.4f}" for v in ends))
+                print(f"{table.pipeline:14}{name:30}" + "".join(f"{value:10.4f}" for value in ends))
 
 
 if __name__ == "__main__":

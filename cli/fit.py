@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from segcal.calibrators import CALIBRATORS
+from segcal.choosing import CRITERION_NAMES, Candidate, Criterion, choose_calibrator
 from segcal.device import resolve_device
 from segcal.errors import UsageError
 from segcal.fit import fit_many
@@ -18,14 +20,26 @@ from segcal.types import Pooling
 
 from .common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, example
 
+AUTO = "auto"
+
 
 @example("segcal fit manifest.yaml --method cms_ap --split 0 --out cms_ap.safetensors")
 def fit(
     manifest: Annotated[Path, typer.Argument(help="Manifest (YAML) with labelled cases.")],
     out: Annotated[Path, typer.Option("--out", help="Calibrator file; with several methods a folder.")],
     method: Annotated[
-        list[str] | None, typer.Option("--method", help=f"One of {', '.join(CALIBRATORS)}; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--method",
+            help=f"One of {', '.join(CALIBRATORS)}; may be repeated. auto: fit several and choose by validation cases.",
+        ),
     ] = None,
+    criterion: Annotated[
+        Criterion | None, typer.Option(help="What auto chooses by, on the validation cases: nll (default) or ba_ece.")
+    ] = None,
+    allow_flips: Annotated[
+        bool, typer.Option("--allow-flips", help="Let auto also try methods that may change the segmentation.")
+    ] = False,
     pooling: Annotated[
         Literal["logits", "probabilities"] | None,
         typer.Option(help="Pool members by logits (default) or probabilities."),
@@ -45,7 +59,7 @@ def fit(
         float | None, typer.Option(min=0, help="Fix the bias penalty; with --lambda nothing is tuned.")
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Fit on every voxel (a few reads) instead of a sample.")] = False,
-    polish: Annotated[bool, typer.Option("--polish", help="One more read: within 0.001 % of the full fit.")] = False,
+    polish: Annotated[bool, typer.Option("--polish", help="Two more reads: within 0.001 % of the full fit.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Fit a shift-sensitive method on probabilities.")] = False,
     storage: Annotated[
         Path | None, typer.Option(help="File that keeps finished trials, to go on after a stop.")
@@ -59,44 +73,83 @@ def fit(
     """Fit calibrators on the labelled cases of a manifest.
 
     Several methods share one read of the data. λ and µ are tuned on the validation cases unless they are given.
+    With --method auto the methods that keep the segmentation are fitted and one is chosen; of methods within 0.1 % of
+    the best the simplest is taken, and the calibrator file says why.
     """
     output = Output(json=json, quiet=quiet)
     settings = _settings(method or [], config or [])
+    automatic = AUTO in settings
     pooled = _pooling(pooling, settings)
     if full and polish:
         raise UsageError("--full already goes beyond --polish; give one of them")
-    _check_penalties(settings, lambda_, mu)
+    if not automatic:
+        _check_penalties(settings, lambda_, mu)
+        _check_not_automatic(criterion, allow_flips)
     paths = _paths(list(settings), out)
     data = Manifest.load(manifest)
+    options: dict[str, Any] = {
+        "pooling": pooled,
+        "split": split,
+        "trials": trials,
+        "lambda_": lambda_,
+        "mu": mu,
+        "solver": solver,
+        "seed": seed,
+        "full": full,
+        "polished": polish,
+        "force": force,
+        "storage": storage,
+        "device": resolve_device(device),
+    }
     with output.stages() as progress:
-        fitted = fit_many(
-            data,
-            list(settings),
-            pooling=pooled,
-            split=split,
-            settings={name: value for name, value in settings.items() if value is not None},
-            trials=trials,
-            lambda_=lambda_,
-            mu=mu,
-            solver=solver,
-            seed=seed,
-            full=full,
-            polished=polish,
-            force=force,
-            storage=storage,
-            device=resolve_device(device),
-            progress=progress,
-        )
+        if automatic:
+            wanted = criterion or "nll"
+            chosen, candidates = choose_calibrator(
+                data, criterion=wanted, allow_flips=allow_flips, progress=progress, **options
+            )
+            fitted = {AUTO: chosen}
+        else:
+            given = {name: value for name, value in settings.items() if value is not None}
+            fitted = fit_many(data, list(settings), settings=given, progress=progress, **options)
+    if automatic:
+        _show_choice(output, chosen, candidates, wanted)
+    _save(output, fitted, paths)
+
+
+def _save(output: Output, fitted: Mapping[str, FittedCalibrator], paths: Mapping[str, Path]) -> None:
     for name, calibrator in fitted.items():
         paths[name].parent.mkdir(parents=True, exist_ok=True)
         calibrator.save(paths[name])
+        method = calibrator.info.method
         for text in calibrator.info.warnings:
-            output.warn(f"{name}: {text.removeprefix(f'{name}: ')}")
+            output.warn(f"{method}: {text.removeprefix(f'{method}: ')}")
     output.table(
         ("method", "lambda", "mu", "fit NLL", "validation NLL", "keeps", "file"),
         [_row(calibrator, paths[name]) for name, calibrator in fitted.items()],
     )
     output.result({"calibrators": [_result(calibrator, paths[name]) for name, calibrator in fitted.items()]})
+
+
+def _show_choice(
+    output: Output, chosen: FittedCalibrator, candidates: Sequence[Candidate], criterion: Criterion
+) -> None:
+    """The candidates with what they were compared by, and the reason in one sentence."""
+    assert chosen.info.choice is not None
+    output.table(
+        ("candidate", CRITERION_NAMES[criterion], "parameters", "keeps", ""),
+        [
+            (
+                one.method,
+                f"{one.value:.6f}",
+                one.n_parameters,
+                one.preserves or "-",
+                "chosen" if one.method == chosen.info.method else "",
+            )
+            for one in candidates
+        ],
+    )
+    output.line(chosen.info.choice["reason"])
+    output.line()
 
 
 def _settings(methods: list[str], configs: list[str]) -> dict[str, PipelineSettings | None]:
@@ -109,6 +162,9 @@ def _settings(methods: list[str], configs: list[str]) -> dict[str, PipelineSetti
         chosen[settings.method] = settings
     for name in methods:
         chosen.setdefault(name, None)
+    if AUTO in chosen and len(chosen) > 1:
+        others = ", ".join(name for name in chosen if name != AUTO)
+        raise UsageError(f"--method auto chooses the method itself; leave out {others}, or leave out auto")
     if not chosen:
         raise UsageError("nothing to fit: give --method NAME or --config NAME (for most uses: --method cms_ap)")
     return chosen
@@ -128,6 +184,12 @@ def _check_penalties(settings: dict[str, PipelineSettings | None], lambda_: floa
     without = [name for name in settings if not getattr(CALIBRATORS.get(name), "penalised", False)]
     if (lambda_ is not None or mu is not None) and len(without) == len(settings):
         raise UsageError(f"--lambda and --mu mean nothing for {', '.join(without)}; leave them out")
+
+
+def _check_not_automatic(criterion: Criterion | None, allow_flips: bool) -> None:
+    given = [name for name, used in (("--criterion", criterion is not None), ("--allow-flips", allow_flips)) if used]
+    if given:
+        raise UsageError(f"{' and '.join(given)} only means something with --method auto")
 
 
 def _paths(methods: list[str], out: Path) -> dict[str, Path]:

@@ -36,7 +36,9 @@ COMMANDS = (
     Entry("evaluate", "evaluate", "evaluate", "Measure calibrators on labelled cases, with intervals."),
     Entry("study", "study", "study", "Fit and measure many pipelines over repeats: the paper's table."),
     Entry("report", "report", "report", "Make one HTML page from the results of evaluate, study or apply."),
+    Entry("qa", "qa", "qa", "Look at a batch without ground truth: who needs a look."),
     Entry("audit", "audit", "audit", "Check that shifts change nothing and decisions are kept."),
+    Entry("corrupt", "corrupt", "corrupt", "Corrupt 2-D images, to measure calibrators under shift."),
 )
 
 

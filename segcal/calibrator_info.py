@@ -37,6 +37,7 @@ class CalibratorInfo(BaseModel):
         versions: of the software that made it.
         seed: of sampling, drawn split and tuning.
         warnings: what a user has to know.
+        choice: only of `--method auto`: criterion, constraint, value and parameters of every candidate, the reason.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -61,6 +62,7 @@ class CalibratorInfo(BaseModel):
     versions: dict[str, str] = Field(default_factory=dict)
     seed: int = 0
     warnings: tuple[str, ...] = ()
+    choice: dict[str, Any] | None = None
 
     def to_json(self) -> str:
         """Canonical text: sorted keys, so that equal fits are equal bytes."""

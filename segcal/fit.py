@@ -88,7 +88,8 @@ def fit_many(
         solver: "exact" or "adam".
         seed: of sample, drawn split and tuning (0, or what the settings say).
         full: fit on every voxel (several reads) instead of the condensed sample (one read).
-        polished: one further read that brings the sample's optimum within 0.001 % of that of all voxels.
+        polished: one correction that brings the sample's optimum within 0.001 % of that of all voxels; it costs two
+            further reads, one for the slope over all voxels and one that measures the result.
         force: fit a shift-sensitive method on probability files all the same.
         storage: journal file of finished trials.
         device: where voxels are processed.

@@ -53,12 +53,15 @@ class FittedCalibrator:
                 f"{self.info.method}: fitted for the regions {', '.join(self.info.classes)}; expected log-odds "
                 f"(region, z, y, x), got {tuple(moved.shape)} after moving axis {class_axis} to the front"
             )
-        chosen = moved > 0 if decision is None else torch.movedim(as_tensor(decision), class_axis, 0).bool()
-        if chosen.shape != moved.shape:
-            raise ParameterError(
-                f"{self.info.method}: the decision of regions has their shape {tuple(values.shape)}, one truth value per "
-                f"region and voxel; got {tuple(as_tensor(decision).shape) if decision is not None else None}"
-            )
+        chosen = moved > 0
+        if decision is not None:
+            given = as_tensor(decision)
+            if given.shape != values.shape:
+                raise ParameterError(
+                    f"{self.info.method}: the decision needs one truth value per region and voxel, shape "
+                    f"{tuple(values.shape)}; got {tuple(given.shape)}"
+                )
+            chosen = torch.movedim(given, class_axis, 0).bool()
         result = torch.movedim(self.calibrator.volume_probabilities(moved, chosen), 0, class_axis)
         return result if isinstance(logits, Tensor) else result.numpy()
 
@@ -101,9 +104,9 @@ class FittedCalibrator:
 
     def _tensors(self) -> dict[str, Tensor]:
         if isinstance(self.calibrator, Calibrator):
-            return {name: value.contiguous() for name, value in self.calibrator.tensors().items()}
+            return {name: value.clone().contiguous() for name, value in self.calibrator.tensors().items()}
         return {
-            f"{index}.{name}": value.contiguous()
+            f"{index}.{name}": value.clone().contiguous()  # channels may share a tensor, which the file cannot
             for index, channel in enumerate(self.calibrator.channels)
             for name, value in channel.tensors().items()
         }

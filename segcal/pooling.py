@@ -34,10 +34,10 @@ SUM_TOLERANCE = 1e-2
 # of up to 2^11 members stay finite. A power of two costs no rounding.
 _SCALE_BITS = 116
 _SCALE = 2.0**_SCALE_BITS
-# Temporaries of this size stay in the cache.
-_CHUNK_VALUES = 2**18
-# Plain sums run in one thread below this size. Waking others costs more than they save, above all while the next
-# members are unpacked; exp and log are handed to all threads at any size.
+# Bounds the temporaries to a few times 16 MB. Smaller pieces would fit the cache, but torch hands exp and log to all
+# its threads at any size, and on a busy machine waiting for them at every piece costs many times the work itself.
+_CHUNK_VALUES = 2**22
+# Plain sums run in one thread below this size: waking others costs more than they save while members are unpacked.
 _SUM_CHUNK_VALUES = 2**15 - 1
 
 

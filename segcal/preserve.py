@@ -26,8 +26,8 @@ def keep_decision(stored: Tensor, decision: Tensor) -> Tensor:
     n_classes = stored.shape[0]
     flat = stored.reshape(n_classes, -1)
     wanted = decision.reshape(-1)
-    # torch documents the first index on ties.
-    wrong = (flat.argmax(0) != wanted).nonzero().squeeze(1)
+    # torch documents the first index on ties; max is several times faster than argmax along a strided axis.
+    wrong = (flat.max(0).indices != wanted).nonzero().squeeze(1)
     if wrong.numel() == 0:
         return stored
     rows = flat[:, wrong]

@@ -355,6 +355,14 @@ def test_files_of_somebody_else_are_never_overwritten(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.nii.gz"]
 
 
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    manifest = write_manifest(tmp_path, {"a": [random_logits(0)]})
+    (tmp_path / "out").write_text("precious")
+    with pytest.raises(UsageError, match="out: is a file"):
+        apply(temperature(2.0), manifest, tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "precious"
+
+
 def test_a_calibrator_for_other_data_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path, {"a": [random_logits(0)]})
     with pytest.raises(MismatchError, match="names of classes differ"):

@@ -29,6 +29,7 @@ from segcal.errors import (
 from segcal.fitted import FittedCalibrator
 from segcal.manifest import Manifest
 from tests.apply_data import CPU, random_logits, rotated, temperature, write_image, write_manifest, write_member
+from tests.processes import heed_interrupts
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CASES = ("a", "b", "c")
@@ -302,7 +303,12 @@ def test_a_killed_run_leaves_no_partial_file_and_resume_completes_it(
     command = [sys.executable, "-c", HANGS_IN_CASE_B, str(reached), "apply", str(tmp_path / "ts.safetensors")]
     command += [str(manifest.path), "--out", str(out), "--device", "cpu"]
     process = subprocess.Popen(
-        command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        command,
+        cwd=REPOSITORY,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        preexec_fn=heed_interrupts,
     )
     try:
         wait_for(reached, process)

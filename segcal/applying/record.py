@@ -142,6 +142,8 @@ def load_record(out: Path) -> RunRecord | None:
         return RunRecord.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
+    except NotADirectoryError as error:
+        raise UsageError(f"{out}: is a file, and a run needs a folder; choose another --out.") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file as a whole"

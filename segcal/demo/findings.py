@@ -24,7 +24,7 @@ CANNOT_SHOW = (
 
 def findings(scores: DemoScores, fitted: Mapping[str, FittedCalibrator], applied: str) -> list[str]:
     """The sentences of the page, most important first."""
-    sentences = [_before(scores), _applied(scores, applied)]
+    sentences = [_before(scores), _applied(scores, applied, keeps=bool(fitted[applied].info.preserves))]
     free = [name for name, calibrator in fitted.items() if not calibrator.info.preserves]
     if free:
         sentences.append(_free_methods(scores, free))
@@ -45,7 +45,7 @@ def _before(scores: DemoScores) -> str:
     )
 
 
-def _applied(scores: DemoScores, applied: str) -> str:
+def _applied(scores: DemoScores, applied: str, *, keeps: bool) -> str:
     group = next(iter(scores.groups))
     nll, ece = ([scores.mean(name, group, column) for name in (BEFORE, applied)] for column in ("nll", "ece"))
     kept = (
@@ -53,8 +53,9 @@ def _applied(scores: DemoScores, applied: str) -> str:
         if scores.n_moved_on_disk == 0
         else f"{scores.n_moved_on_disk:,} of {scores.n_voxels:,} voxels have another class than before"
     )
+    who = f"{applied}, which keeps every decision by construction," if keeps else applied
     return (
-        f"{applied} takes the negative log-likelihood on {group} from {nll[0]:.4f} to {nll[1]:.4f} and the calibration "
+        f"{who} takes the negative log-likelihood on {group} from {nll[0]:.4f} to {nll[1]:.4f} and the calibration "
         f"error from {ece[0]:.2%} to {ece[1]:.2%}. In the files it wrote for the test cases, segmentations and "
         f"probabilities alike, {kept}."
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from segcal.demo.scores import BEFORE, DemoScores, Shown
 from segcal.report.figures import (
     figure_png,
+    informative_slice,
     reliability_alt_text,
     reliability_figure,
     slice_alt_text,
@@ -37,7 +38,8 @@ def reliability_pictures(scores: DemoScores) -> Iterator[DemoPicture]:
         alt = reliability_alt_text(tables, title=title)
         caption = (
             f"Reliability on {group}, all voxels of its test cases together. Below the diagonal a map is more "
-            "confident than it is right. The strip shows how many voxels each confidence has, on a logarithmic axis."
+            "confident than it is right. The strip shows how many voxels each confidence has, on a logarithmic axis. "
+            "The ECE in the legend is that of all voxels together; the table has the mean over cases."
         )
         png = figure_png(reliability_figure(tables, title=title), alt=alt)
         yield DemoPicture(f"reliability_{group}.png", alt, caption, png)
@@ -46,15 +48,20 @@ def reliability_pictures(scores: DemoScores) -> Iterator[DemoPicture]:
 def slice_pictures(scores: DemoScores, class_names: Sequence[str]) -> Iterator[DemoPicture]:
     """The kept cases, once for each calibrator whose maps were kept."""
     for shown in scores.shown.values():
+        # One slice for all methods of a case, so that they can be compared: where most decisions move.
+        busiest = max(shown.maps.values(), key=lambda maps: 0 if maps.flips is None else int(maps.flips.sum()))
+        index = informative_slice(busiest)
         for method in shown.maps:
-            yield _slice_picture(shown, method, class_names)
+            yield _slice_picture(shown, method, class_names, index)
 
 
-def _slice_picture(shown: Shown, method: str, class_names: Sequence[str]) -> DemoPicture:
+def _slice_picture(shown: Shown, method: str, class_names: Sequence[str], index: int) -> DemoPicture:
     maps = shown.maps[method]
     title = f"{shown.case_id} ({shown.group}), {method}"
-    alt = slice_alt_text(maps, class_names=class_names, title=title)
-    figure = slice_figure(maps, class_names=class_names, title=title, after_name=f"after {method}", grid=shown.grid)
+    alt = slice_alt_text(maps, class_names=class_names, title=title, index=index)
+    figure = slice_figure(
+        maps, class_names=class_names, title=title, after_name=f"after {method}", grid=shown.grid, index=index
+    )
     assert maps.flips is not None
     moved = (
         f"moves the decision of {int(maps.flips.sum()):,} of its voxels" if maps.flips.any() else "moves no decision"

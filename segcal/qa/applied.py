@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from segcal.pooling import RANGE_TOLERANCE, SUM_TOLERANCE
 from segcal.qa.case import QaMaps
 from segcal.qa.sources import Source
 from segcal.scan_folders import find_images
+from segcal.settings_file import nearest_of
 from segcal.types import Box, Grid
 
 
@@ -29,7 +30,13 @@ class AppliedFolder(Source):
     """The cases of an applied run. Class names are those of the calibrator when it is given, else numbers."""
 
     def __init__(
-        self, folder: Path, *, fitted: FittedCalibrator | None, images: Path | None, device: torch.device
+        self,
+        folder: Path,
+        *,
+        device: torch.device,
+        fitted: FittedCalibrator | None = None,
+        images: Path | None = None,
+        cases: Sequence[str] | None = None,
     ) -> None:
         self._folder = folder
         self._record = _record(folder)
@@ -40,7 +47,8 @@ class AppliedFolder(Source):
                 f"sha256 {self._record.calibrator_sha256[:12]}… against {fitted.info.method}, {fitted.sha256[:12]}…). "
                 "Give the calibrator of that run, or none."
             )
-        self.ids = tuple(self._record.cases)
+        self.ids = _chosen(folder, tuple(self._record.cases), cases)
+        self.warnings = () if self._record.complete else (f"{folder}: the run of `segcal apply` did not finish",)
         self.names = _names(self._record.settings.label_values, fitted)
         self.reference: Mapping[str, tuple[float, ...]] = {}
         self._images = {} if images is None else find_images(images, self.ids)
@@ -95,6 +103,15 @@ def _record(folder: Path) -> RunRecord:
             "give a manifest of the members with --calibrator."
         )
     return record
+
+
+def _chosen(folder: Path, known: tuple[str, ...], wanted: Sequence[str] | None) -> tuple[str, ...]:
+    if wanted is None:
+        return known
+    for case_id in wanted:
+        if case_id not in known:
+            raise UsageError(f"{folder}: holds no case `{case_id}`{nearest_of(case_id, list(known))}")
+    return tuple(dict.fromkeys(wanted))
 
 
 def _names(label_values: tuple[int, ...], fitted: FittedCalibrator | None) -> tuple[str, ...]:

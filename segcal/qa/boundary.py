@@ -30,7 +30,7 @@ def boundary_zone(segmentation: NDArray[np.integer], width: float, inside: Tenso
     bands = distance_bands(segmentation, (0.0, width), ignored=IGNORED)
     if bands.squared is None:
         return None
-    zone = bands.band == 0
+    zone: NDArray[np.bool_] = bands.band == 0
     return zone if inside is None else zone & inside.cpu().numpy()
 
 

@@ -46,9 +46,7 @@ class Ensemble(Source):
         case = manifest.case(case_id)
         tally = MemberTally(regions=regions)
         wanted = [Want(self._fitted.info.pooling)]
-        (data,) = load_poolings(
-            manifest, case, wanted, device=self._device, with_labels=False, on_member=tally.add
-        )
+        (data,) = load_poolings(manifest, case, wanted, device=self._device, with_labels=False, on_member=tally.add)
         probs = self._fitted.volume_probs(data)
         rest: dict[str, Any] = {
             "inside": data.inside,

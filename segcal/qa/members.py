@@ -124,7 +124,9 @@ class MemberTally:
     def _decided(self, values: Tensor, kind: str) -> tuple[Tensor, Tensor]:
         """Probabilities (class, ...) and votes (foreground, ...) int16 of one member's stored values."""
         if self._regions:
-            return (torch.sigmoid(values), (values > 0).short()) if kind == "logits" else (values, (values > 0.5).short())
+            return (
+                (torch.sigmoid(values), (values > 0).short()) if kind == "logits" else (values, (values > 0.5).short())
+            )
         decision = values.max(0).indices
         votes = torch.stack([decision == c for c in range(1, values.shape[0])]).short()
         return (torch.softmax(values, 0) if kind == "logits" else values), votes

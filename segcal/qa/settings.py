@@ -33,13 +33,13 @@ class QaSettings(SettingsModel):
     """
 
     min_expected_dsc: Share = 0.80
-    min_class_expected_dsc: Share = 0.70
-    max_volume_gap: NotNegative = 0.10
+    min_class_expected_dsc: Share = 0.75
+    max_volume_gap: NotNegative = 0.15
     missed_class_voxels: NotNegative = 10.0
-    min_boundary_confidence: Share = 0.75
-    max_disagreement: Share = 0.15
+    min_boundary_confidence: Share = 0.92
+    max_disagreement: Share = 0.09
     min_member_dice: Share = 0.80
-    max_volume_variation: NotNegative = 0.10
+    max_volume_variation: NotNegative = 0.12
     max_outlyingness: NotNegative = 3.5
     boundary_voxels: Annotated[Number, Field(gt=0)] = 3.0
     min_reference_cases: Annotated[Whole, Field(ge=3)] = 5

@@ -16,12 +16,14 @@ class Source(ABC):
         names: of the foreground classes or regions.
         reference: the calibrator's statistics of its calibration cases; empty when unknown.
         describe: what stands in the results about where they come from.
+        warnings: what the user should know about the match of calibrator and data.
     """
 
     ids: tuple[str, ...]
     names: tuple[str, ...]
     reference: Mapping[str, tuple[float, ...]]
     describe: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
 
     @abstractmethod
     def load(self, case_id: str) -> QaMaps:

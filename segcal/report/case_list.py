@@ -123,9 +123,14 @@ def _line(
         else:
             value = _mean(rows, column.pipeline, column.column)
             cells.append(CaseCell(number(value, column.column).removesuffix(" %"), value))
+    flipping = {p["name"] for p in summary["pipelines"] if p.get("flip_applicable", True)}
     names = list(dict.fromkeys(row.pipeline for row in rows))
-    detail = tuple((name, tuple(number(_mean(rows, name, c), c) for c in DETAIL)) for name in names)
+    detail = tuple((name, tuple(_detail(rows, name, c, name in flipping) for c in DETAIL)) for name in names)
     return CaseLine(0, case, tuple(cells), _dice(rows, summary, roles.focus), detail, _facts(rows, summary))
+
+
+def _detail(rows: Sequence[CaseRecord], pipeline: str, column: str, flips: bool) -> str:
+    return DASH if column == "flip" and not flips else number(_mean(rows, pipeline, column), column)
 
 
 def _dice(rows: Sequence[CaseRecord], summary: Mapping[str, Any], focus: str) -> tuple[tuple[str, str], ...]:

@@ -17,6 +17,7 @@ from segcal.report.case_pictures import case_pictures
 from segcal.report.cautions import cautions
 from segcal.report.charts import reliability_diagrams, stated_confidence
 from segcal.report.comparisons import Comparisons
+from segcal.report.definitions import definitions
 from segcal.report.render import render
 from segcal.report.result_tables import (
     DIFFERENCES,
@@ -108,13 +109,13 @@ def _words(results: Results, roles: Roles) -> dict[str, Any]:
         "cautions": cautions(results),
         "facts": provenance.run_facts(results),
         "pipelines": provenance.pipeline_words(roles.main),
-        "definitions": provenance.definitions(summary),
+        "definitions": definitions(summary),
         "commands": provenance.commands(results),
         "reproduce": provenance.reproduce_facts(results),
         "settings_text": provenance.settings_text(summary),
         "result_caption": (
-            f"Mean over {'repeats and ' if repeated else ''}cases with its {level} interval; the best mean of a column is "
-            "bold, whiskers share one scale a column. Pipelines on grey are uncalibrated. A dash: does not apply."
+            f"Mean over {'repeats and ' if repeated else ''}cases with its {level} interval. The best mean of a column "
+            "is bold; whiskers share one scale a column; grey rows are uncalibrated; a dash means “does not apply”."
         ),
     }
 

@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from segcal.calibrators import CALIBRATORS
-from segcal.report.charts import band_words
 from segcal.report.results import Results
 from segcal.report.roles import PipelineEntry
 from segcal.report.wording import count, listing
@@ -68,52 +67,6 @@ def method_words(method: str) -> str:
     known = CALIBRATORS.get(method)
     text = (inspect.getdoc(known) or "").splitlines()[0] if known is not None else ""
     return f"{method}: {text}" if text else method
-
-
-def definitions(summary: Mapping[str, Any]) -> list[Fact]:
-    """The measures with the settings that were used."""
-    metrics, how = summary["settings"]["metrics"], summary["settings"]["bootstrap"]
-    bands = listing(band_words(metrics["band_edges"])).replace(" voxels from the true boundary", "")
-    weights = (
-        "weighted by 1 / (1 + mean distance)" if metrics.get("band_weights") == "inverse_distance" else "weighted alike"
-    )
-    dice = "all classes" if metrics.get("include_background") or summary.get("regions") else "the foreground classes"
-    level = f"{100 * float(how['confidence_level']):g} %"
-    return [
-        ("confidence", "The probability that the map gives to the class it predicts."),
-        ("NLL", "Mean over voxels of −log of the probability given to the true class, in nats; then mean over cases."),
-        ("Brier", "Mean over voxels of the squared distance between the probabilities and the truth (0 to 2)."),
-        (
-            "ECE",
-            f"Expected calibration error of the predicted class: |accuracy − confidence| in {metrics['ece_bins']} "
-            "equal bins of confidence, weighted by voxels; per case, then mean over cases.",
-        ),
-        (
-            "BA-ECE",
-            f"Boundary-aware error: |accuracy − confidence| in bands of distance to the true boundary ({bands} voxels), "
-            f"{weights}; per case, then mean over cases.",
-        ),
-        (
-            "ACE",
-            f"Average calibration error: unweighted mean of |accuracy − confidence| over the {metrics['ace_bins']} bins "
-            "in use, voxels of all cases of a repeat pooled. Noise can only raise it; its noise limit is in the tooltips.",
-        ),
-        ("DSC", f"Dice score of the segmentation, mean over {dice} that are present; then mean over cases."),
-        (
-            "flips",
-            "Voxels whose predicted class differs from that of the uncalibrated ensemble with the same pooling. Harmful: "
-            "right before, wrong now. Beneficial: wrong before, right now. Neutral: wrong both times.",
-        ),
-        (
-            "free energy",
-            "log Σ exp(logit): the part of the logits that softmax ignores. Methods that do not ignore logit offsets see it.",
-        ),
-        (
-            "intervals",
-            f"{level}, {how['n_replicates']:,} bootstrap replicates. Two-level: repeats are resampled, then cases within "
-            "each. By subject: subjects are resampled jointly over all repeats. Percentile intervals, for ACE basic ones.",
-        ),
-    ]
 
 
 def commands(results: Results) -> list[str]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from segcal.report.wording import MEASURES, count, listing, number, relative, share, signed
 
@@ -25,6 +27,11 @@ def render(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(script=script, script_hash=_hash(script), **values)
 
 
+def code(text: str) -> Markup:
+    """A sentence with its `quoted` words set as code; everything is escaped first."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -35,7 +42,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"number": number, "signed": signed, "share": share, "listing": listing}
+    environment.filters |= {"code": code, "number": number, "signed": signed, "share": share, "listing": listing}
     environment.globals |= {"MEASURES": MEASURES, "count": count, "relative": relative}
     return environment
 

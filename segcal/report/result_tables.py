@@ -207,9 +207,11 @@ def _difference(
 
 
 def _shares(compared: Compared) -> str:
-    if compared.n_improved is None:
+    """`20 of 20 better`, `16 better, 4 worse`."""
+    better, worse = compared.n_improved, compared.n_worsened
+    if better is None or worse is None or compared.state == "same":
         return ""
-    return f"better in {compared.n_improved}, worse in {compared.n_worsened} of {compared.n_pairs}"
+    return f"{better} better, {worse} worse" if worse else f"{better} of {compared.n_pairs} better"
 
 
 def _place(value: float, scale: tuple[float, float]) -> float:

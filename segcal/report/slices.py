@@ -90,7 +90,7 @@ def _legend_handles(maps: PictureMaps, class_names: Sequence[str], colours: Sequ
     ]
     if maps.errors is not None:
         handles.append(Line2D([], [], color=ERROR_OUTLINE, linewidth=1.2, label="outline: segmentation is wrong"))
-    if maps.flips is not None and maps.label is not None:
+    if maps.flips is not None and maps.flips.any() and maps.label is not None:
         handles.append(Patch(color=HARMFUL, label="flip of a right voxel"))
         handles.append(Patch(color=BENEFICIAL, label="flip of a wrong voxel"))
     return handles

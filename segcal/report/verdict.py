@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from segcal.report.comparisons import MIN_SUBJECTS, Compared, Comparisons, State
 from segcal.report.label_changes import label_sentences
+from segcal.report.pooled import PooledTables, where_worse
 from segcal.report.roles import PipelineEntry, Roles, base_of
 from segcal.report.wording import MEASURES, count, difference_interval, listing, number, signed
 
@@ -73,6 +74,7 @@ def _verdict(
         *label_sentences(pipeline, None if dice is None else dice.compared),
         *_left_over(pipeline, comparisons.summary),
         *_against_other_pooling(name, base["name"], roles, comparisons),
+        *where_worse(PooledTables.of(comparisons.records, summary), summary, name, base["name"]),
         *_groups(summary, name, base["name"], comparisons),
     ]
     shown = tuple(evidence) if dice is None or dice.state in ("same", "unknown") else (*evidence, dice)
@@ -203,11 +205,11 @@ def overview(found: Sequence[Verdict]) -> list[str]:
     if len(found) == 1:
         return []
     parts = []
-    for outcome in OUTCOME_WORDS:
+    for outcome, words in OUTCOME_WORDS.items():
         names = [v.name for v in found if v.outcome == outcome]
         if names:
-            parts.append(f"{OUTCOME_WORDS[outcome]}: {listing(names)}")
-    sentences = [f"{count(len(found), 'calibrated pipeline')} against their uncalibrated input. {'; '.join(parts)}."]
+            parts.append(f"{words} for {listing(names)}")
+    sentences = [f"{count(len(found), 'calibrated pipeline')} against their uncalibrated input: {'; '.join(parts)}."]
     best = min(found, key=_nll_after)
     if _nll_after(best) < float("inf"):
         sentences.append(

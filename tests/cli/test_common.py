@@ -21,6 +21,7 @@ from segcal import errors
 from segcal_cli import main
 from segcal_cli.common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, example
 from segcal_cli.progress import PlainLines
+from tests.processes import heed_interrupts
 
 Invoke = Callable[..., Result]
 
@@ -293,7 +294,8 @@ def body():
 start(body)
 """
     command = [sys.executable, "-c", PROBE_PROCESS + body]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, preexec_fn=heed_interrupts) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)

@@ -18,6 +18,7 @@ import cli.demo
 from cli.main import app
 from segcal.calibrators import CALIBRATORS
 from segcal.demo.findings import CANNOT_SHOW
+from segcal.demo.pictures import slice_pictures
 from segcal.demo.run import DemoPlan, DemoResult, run_demo
 from segcal.demo.scores import BEFORE
 from segcal.demo.table import COLUMNS, table_cells, table_header
@@ -202,3 +203,6 @@ def test_full_demo_shows_what_it_is_meant_to_show(tmp_path: Path) -> None:
     assert "does harm elsewhere" in result.page.read_text(encoding="utf-8")
     shown = [case for case in scores.shown.values() if case.group == "site_b"]
     assert list(shown[0].maps) == ["cms_ap", "ms"]
+    pictures = list(slice_pictures(scores, ("background", "organ", "lesion", "vessel")))
+    slices = {re.search(r"slice \d+", picture.alt)[0] for picture in pictures if shown[0].case_id in picture.name}  # type: ignore[index]
+    assert len(slices) == 1  # both methods show the same slice of a case

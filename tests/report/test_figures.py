@@ -139,6 +139,10 @@ def test_slice_figure_shows_what_is_known(maps: PictureMaps) -> None:
     ]
     assert full.get_suptitle() == "case_1, slice 3 of 6"
     assert legend_texts(full)[:3] == list(NAMES[1:])
+    assert "flip of a right voxel" in legend_texts(full)
+    kept = slice_figure(replace(maps, flips=np.zeros(maps.segmentation.shape, dtype=bool)), class_names=NAMES)
+    assert "decisions moved: none" in headings(kept)
+    assert not any("flip" in text for text in legend_texts(kept))
     bare = slice_figure(replace(maps, image=None, label=None, flips=None, free_energy=None), class_names=NAMES)
     assert headings(bare) == ["segmentation", "confidence before", "confidence after"]
     assert legend_texts(bare) == list(NAMES[1:])

@@ -1,0 +1,115 @@
+"""QA of a batch: one case in memory at a time, worst cases first in the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from segcal.errors import SegcalError, UsageError
+from segcal.fitted import FittedCalibrator
+from segcal.manifest import Manifest
+from segcal.qa.applied import AppliedFolder
+from segcal.qa.case import measure
+from segcal.qa.ensemble import Ensemble
+from segcal.qa.flags import case_flags
+from segcal.qa.pictures import QaSlice, cut_slice, draw_slice
+from segcal.qa.results import FlaggedCase, QaResult
+from segcal.qa.settings import QaSettings, load_qa_settings
+from segcal.qa.sources import Source
+from segcal.types import Progress
+
+
+def run_qa(
+    source: Path | Manifest,
+    *,
+    calibrator: FittedCalibrator | None = None,
+    images: Path | None = None,
+    settings: QaSettings | None = None,
+    cases: Sequence[str] | None = None,
+    force: bool = False,
+    device: torch.device | None = None,
+    progress: Progress | None = None,
+) -> QaResult:
+    """Look at a batch of cases without ground truth.
+
+    A case that cannot be read is listed under `failed` and does not end the run.
+
+    Args:
+        source: A folder written by `segcal apply`, or a manifest of members (a Manifest, or its file).
+        calibrator: Needed for a manifest. For a folder it gives the class names and must be the one that wrote it.
+        images: For a folder: where the images lie, for the pictures.
+        settings: Thresholds; the shipped ones when absent.
+        cases: Ids to look at; all when absent.
+        force: For a manifest: apply in spite of a mismatch that can be overridden.
+        device: Where to compute; the CPU when absent.
+    """
+    settings = settings or load_qa_settings()
+    opened = _open(source, calibrator, images, cases, force, device or torch.device("cpu"))
+    done: list[FlaggedCase] = []
+    failed: dict[str, str] = {}
+    slices: dict[str, QaSlice] = {}
+    for position, case_id in enumerate(opened.ids):
+        if progress is not None:
+            progress("qa", position, len(opened.ids))
+        try:
+            flagged, part = _look(opened, case_id, settings)
+        except (SegcalError, OSError) as error:
+            failed[case_id] = str(error)
+            continue
+        done.append(flagged)
+        if part is not None:
+            slices[case_id] = part
+            slices = _worst(slices, done, settings.max_pictures)
+    if progress is not None:
+        progress("qa", len(opened.ids), len(opened.ids))
+    pictures = {case_id: draw_slice(part, opened.names, case_id=case_id) for case_id, part in slices.items()}
+    return QaResult(
+        describe=opened.describe,
+        names=opened.names,
+        settings=settings,
+        cases=tuple(sorted(done, key=lambda each: each.rank)),
+        failed=failed,
+        pictures=pictures,
+        warnings=opened.warnings,
+    )
+
+
+def _open(
+    source: Path | Manifest,
+    calibrator: FittedCalibrator | None,
+    images: Path | None,
+    cases: Sequence[str] | None,
+    force: bool,
+    device: torch.device,
+) -> Source:
+    if isinstance(source, Path) and source.suffix.lower() not in (".yaml", ".yml"):
+        return AppliedFolder(source, fitted=calibrator, images=images, cases=cases, device=device)
+    name = source if isinstance(source, Path) else source.name
+    if calibrator is None:
+        raise UsageError(
+            f"{name}: QA of a manifest needs --calibrator; what uncalibrated probabilities expect is far too good. "
+            "Or give a folder written by `segcal apply`."
+        )
+    if images is not None:
+        raise UsageError("--images belongs to a folder of applied results; a manifest names its images itself")
+    manifest = Manifest.load(source) if isinstance(source, Path) else source
+    return Ensemble(manifest, calibrator, cases=cases, force=force, device=device)
+
+
+def _look(source: Source, case_id: str, settings: QaSettings) -> tuple[FlaggedCase, QaSlice | None]:
+    maps = source.load(case_id)
+    case = measure(maps, source.names, settings, source.reference)
+    flagged = FlaggedCase(case, case_flags(case, settings))
+    wanted = bool(flagged.flags) and settings.max_pictures > 0
+    return flagged, cut_slice(maps) if wanted else None
+
+
+def _worst(slices: dict[str, QaSlice], done: Sequence[FlaggedCase], n: int) -> dict[str, QaSlice]:
+    """Only the slices of the n worst cases so far, so that memory does not grow with the batch."""
+    if len(slices) <= n:
+        return slices
+    ranks = {each.case.case_id: each.rank for each in done if each.case.case_id in slices}
+    kept = sorted(slices, key=ranks.__getitem__)[:n]
+    return {case_id: slices[case_id] for case_id in kept}
