@@ -36,6 +36,7 @@ from segcal.qa.settings import load_qa_settings
 
 CPU = torch.device("cpu")
 UNCALIBRATED = "uncalibrated"
+POOR = 0.8  # a true DSC below this should have been flagged
 Rows = list[tuple[int, str, str, dict[str, float]]]  # split, case, pipeline, numbers
 
 
@@ -211,6 +212,8 @@ def print_tables(tables: list[Table], bootstrap: Bootstrap) -> None:
         for word, part in (("flagged", truth[flagged]), ("not flagged", truth[~flagged])):
             scores = f"true DSC mean {part.mean():.3f}, lowest {part.min():.3f}" if part.size else ""
             print(f"{table.pipeline:14}{word:12}{part.size:3} of {flagged.size}  {scores}")
+        poor = truth < POOR
+        print(f"{table.pipeline:14}{int((flagged & poor).sum())} of the {int(poor.sum())} below {POOR} are flagged")
     print("\nDistribution over the test cases: 0, 5, 50, 95, 100 %")
     for table in tables:
         for name, values in table.columns.items():

@@ -6,5 +6,5 @@ import signal
 
 
 def heed_interrupts() -> None:
-    """For `preexec_fn`: a suite that runs in the background was started with SIGINT ignored, and children inherit that."""
+    """For `preexec_fn`: a suite in the background was started with SIGINT ignored, and children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

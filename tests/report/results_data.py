@@ -31,7 +31,7 @@ class Fake:
 
     Attributes:
         shift: column -> mean change, for example {"nll": -0.01}.
-        spread: standard deviation of the change between cases, as a share of the base number.
+        spread: how much the change swings between even and odd cases, as a share of the base number.
         gap: confidence minus accuracy in every bin.
         band_gaps: the same by distance band, instead.
     """
@@ -156,30 +156,26 @@ def _record(
     undefined: Sequence[str],
     regions: bool,
 ) -> CaseRecord:
-    """The hardness of a case is common to all pipelines; the spread is a pipeline's own."""
+    """The hardness of a case is common to all pipelines; the swing is a pipeline's own and cancels over two cases."""
     hardness = 1 + 0.3 * np.random.default_rng([1, k]).normal()
-    own = np.random.default_rng([2, repeat, k, *fake.name.encode()])
-    values = {
-        c: base * hardness + fake.shift.get(c, 0.0) + fake.spread * base * own.normal() for c, base in BASE.items()
-    }
-    values["dsc"] = BASE["dsc"] - 0.05 * hardness + fake.shift.get("dsc", 0.0) + fake.spread * own.normal() * 0.01
+    swing = fake.spread * (-1) ** k
+    values = {c: base * hardness + fake.shift.get(c, 0.0) + swing * base for c, base in BASE.items()}
+    values["dsc"] = BASE["dsc"] - 0.05 * hardness + fake.shift.get("dsc", 0.0) + swing * fake.flip
     values |= {f"dsc:{name}": values["dsc"] for name in settings.class_names}
     values |= {"n_voxels": 1e5, "n_floored": 0.0, "n_floored_outside": 0.0}
     shares = {"": fake.flip, "_harmful": 0.5 * fake.flip, "_beneficial": 0.3 * fake.flip, "_neutral": 0.2 * fake.flip}
     values |= {f"flip{part}": share for part, share in shares.items()}
     if case in undefined:
         values["nll"] = float("nan")
-    return CaseRecord(repeat, fake.name, case, case, group, values, _tables(fake, own, settings, regions))
+    return CaseRecord(repeat, fake.name, case, case, group, values, _tables(fake, k, settings, regions))
 
 
-def _tables(
-    fake: Fake, rng: np.random.Generator, settings: MetricSettings, regions: bool
-) -> dict[str, NDArray[np.float64]]:
+def _tables(fake: Fake, k: int, settings: MetricSettings, regions: bool) -> dict[str, NDArray[np.float64]]:
     """Tables in the shapes of real runs: a channel first, then band or class, then (count, confidence, hits) x bin."""
     n_classes = settings.n_classes
     channels = n_classes if regions else 1
     bands = fake.band_gaps or (fake.gap,) * len(settings.band_edges)
-    noisy = fake.gap + 0.01 * rng.normal()
+    noisy = fake.gap + 0.01 * (-1) ** (k + len(fake.name))
     confusion = (
         np.full((2, 2) if regions else (n_classes, n_classes), 100.0) + np.eye(2 if regions else n_classes) * 5000
     )

@@ -143,7 +143,7 @@ def test_the_free_alternative_is_named(tmp_path: Path) -> None:
     free = Fake("uncalibrated(p)", "identity", pooling="probabilities", shift={"nll": -0.02}, gap=0.01)
     (verdict,) = judge(make_results(tmp_path, [PLAIN, free, Fake("ts(z)", shift=GOOD, spread=0.02, gap=0.02)]))
     told = next(sentence for sentence in verdict.sentences if sentence.startswith("Against uncalibrated(p)"))
-    assert "NLL worse (+0.01" in told
+    assert "NLL worse (+0.0100" in told
     assert "ECE better (−0.005" in told
 
 
