@@ -25,8 +25,8 @@ from scipy.stats import rankdata
 from segcal.calibrator_info import CalibratorInfo
 from segcal.calibrators import CALIBRATORS
 from segcal.cases import load_case
-from segcal.fit import fit_many
 from segcal.fitted import FittedCalibrator, load_calibrator
+from segcal.fitting.run import fit_many
 from segcal.manifest import Manifest
 from segcal.metrics.base import Undefined
 from segcal.qa.case import QaCase, measure
@@ -187,7 +187,11 @@ class Table:
         def rank(x: NDArray[np.float64], i: NDArray[np.int64]) -> float:
             return rank_correlation(x[i], truth[i], self.split[i])
 
-        return [bootstrap.interval(self.ids, lambda i, f=f: f(now, i) - f(then, i)) for f in (bias, rmse, rank)]
+        return [
+            bootstrap.interval(self.ids, lambda i: bias(now, i) - bias(then, i)),
+            bootstrap.interval(self.ids, lambda i: rmse(now, i) - rmse(then, i)),
+            bootstrap.interval(self.ids, lambda i: rank(now, i) - rank(then, i)),
+        ]
 
 
 def print_tables(tables: list[Table], bootstrap: Bootstrap) -> None:

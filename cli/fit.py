@@ -12,8 +12,8 @@ from segcal.calibrators import CALIBRATORS
 from segcal.choosing import CRITERION_NAMES, Candidate, Criterion, choose_calibrator
 from segcal.device import resolve_device
 from segcal.errors import UsageError
-from segcal.fit import fit_many
 from segcal.fitted import FittedCalibrator
+from segcal.fitting.run import fit_many
 from segcal.manifest import Manifest
 from segcal.settings import PipelineSettings, load_settings
 from segcal.types import Pooling

@@ -6,16 +6,14 @@ none of the heavy libraries.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from segcal.evaluation.run import evaluate
     from segcal.evaluation.study import study
-    from segcal.fit import fit, fit_many
     from segcal.fitted import FittedCalibrator, load_calibrator
+    from segcal.fitting.run import fit, fit_many
     from segcal.manifest import Manifest
 
 __version__ = "0.1.0"
@@ -26,8 +24,8 @@ _HOME = {
     "FittedCalibrator": "segcal.fitted",
     "Manifest": "segcal.manifest",
     "evaluate": "segcal.evaluation.run",
-    "fit": "segcal.fit",
-    "fit_many": "segcal.fit",
+    "fit": "segcal.fitting.run",
+    "fit_many": "segcal.fitting.run",
     "load_calibrator": "segcal.fitted",
     "study": "segcal.evaluation.study",
 }
@@ -43,15 +41,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted(set(globals()) | set(__all__))
-
-
-class _Package(ModuleType):
-    """Keeps `segcal.fit` the function: Python binds an imported submodule to its package under the submodule's name."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if isinstance(value, ModuleType) and _HOME.get(name) == value.__name__:
-            value = getattr(value, name)
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -20,8 +20,8 @@ from segcal.device import resolve_device
 from segcal.errors import DataError, UsageError
 from segcal.evaluation.measure import measure_case
 from segcal.evaluation.pipelines import calibrated_pipeline
-from segcal.fit import choose_split, fit_many, pipeline_settings
 from segcal.fitted import FittedCalibrator
+from segcal.fitting.run import choose_split, fit_many, pipeline_settings
 from segcal.manifest import Manifest, Split
 from segcal.metrics import MetricSettings
 from segcal.types import Pooling, Progress

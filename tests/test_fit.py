@@ -16,11 +16,11 @@ import torch
 from segcal import cases
 from segcal.calibrators import CALIBRATORS
 from segcal.errors import DataError, ManifestError, MismatchError, UsageError
-from segcal.fit import fit, fit_many
 from segcal.fitted import FittedCalibrator
 from segcal.fitting import methods
 from segcal.fitting.exact import KKT_PROMISE
 from segcal.fitting.polish import MAX_PASSES
+from segcal.fitting.run import fit, fit_many
 from segcal.manifest import Manifest, Split
 from segcal.regions import RegionCalibrator
 from segcal.settings import PipelineSettings

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from segcal.fit import fit_many
 from segcal.fitted import FittedCalibrator
+from segcal.fitting.run import fit_many
 from segcal.manifest import Manifest
 
 PENALTY = 1e-3

@@ -84,7 +84,7 @@ def imports(path: Path) -> Iterator[str]:
 
 def test_the_core_never_imports_the_edge() -> None:
     """Report, nnU-Net, service and scale-out stand on the core; the library never imports the command line."""
-    edge = ("segcal.report", "segcal.demo", "segcal.nnunet", "segcal.service", "segcal.scale")
+    edge = ("segcal.report", "segcal.qa", "segcal.demo", "segcal.nnunet", "segcal.service", "segcal.scale")
     # The arrays a picture is made of; nothing is drawn there, and tests/test_import_light.py sees no matplotlib loaded.
     tolerated = {("segcal.evaluation.pictures", "segcal.report.picture_maps")}
     findings = []

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from segcal.applying.stored import MapFormat, StorageType
 from segcal.errors import FileFormatError, UsageError
-from segcal.io.atomic import TEMPORARY_PREFIX, write_text_atomic
+from segcal.io.atomic import remove_unfinished, write_text_atomic
 from segcal.types import Kind, Pooling
 
 RECORD_NAME = "run.json"
@@ -129,7 +129,7 @@ def open_record(out: Path, fresh: RunRecord, *, resume: bool, inputs: set[Path],
     for target in targets:
         _refuse_taken(out, target, inputs, ours=before is not None)
     if before is not None:
-        _sweep(out)
+        remove_unfinished(out)
         fresh = fresh.model_copy(update={"cases": dict(before.cases)})
     fresh.save(out)
     return fresh
@@ -162,12 +162,6 @@ def _refuse_taken(out: Path, target: str, inputs: set[Path], *, ours: bool) -> N
             f"{path}: already exists, and the folder has no {RECORD_NAME} that says segcal wrote it. "
             "Choose an empty folder with --out."
         )
-
-
-def _sweep(out: Path) -> None:
-    """Remove unfinished files of a run that was killed, which could not do so itself."""
-    for path in [*out.glob(f"{TEMPORARY_PREFIX}*"), *out.glob(f"*/{TEMPORARY_PREFIX}*")]:
-        path.unlink(missing_ok=True)
 
 
 def _size(path: Path) -> int | None:

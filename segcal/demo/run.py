@@ -16,8 +16,8 @@ from segcal.demo.pictures import DemoPicture, reliability_pictures, slice_pictur
 from segcal.demo.scores import DemoScores, score_cases
 from segcal.demo.table import Row, markdown_table, table_rows
 from segcal.errors import UsageError
-from segcal.fit import fit_many
 from segcal.fitted import FittedCalibrator
+from segcal.fitting.run import fit_many
 from segcal.io.atomic import atomic_write, write_text_atomic
 from segcal.manifest import Manifest
 from segcal.settings import PipelineSettings

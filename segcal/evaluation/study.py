@@ -26,10 +26,10 @@ from segcal.evaluation.records import Records, join
 from segcal.evaluation.run import pictured_pipeline, run_context, save_pictures, save_summary, to_records
 from segcal.evaluation.study_settings import StudySettings
 from segcal.evaluation.summary import BootstrapSettings, bin_sensitivity, summarise
-from segcal.fit import fit_many
 from segcal.fitted import FittedCalibrator, load_calibrator
+from segcal.fitting.run import fit_many
 from segcal.io.archive import read_npz_array, read_npz_header
-from segcal.io.atomic import write_text_atomic
+from segcal.io.atomic import remove_unfinished, write_text_atomic
 from segcal.manifest import Manifest, Split
 from segcal.metrics import MetricSettings
 from segcal.settings import PipelineSettings
@@ -253,6 +253,7 @@ def _open_folder(out: Path, identity: Mapping[str, Any], *, resume: bool) -> Non
             raise UsageError(
                 f"{out} holds a study of other data, settings or version ({STUDY_FILE}); choose another --out"
             )
+        remove_unfinished(out)
         return
     try:
         out.mkdir(parents=True, exist_ok=True)

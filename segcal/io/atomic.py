@@ -61,6 +61,12 @@ def write_text_atomic(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Delete what a killed process left half-written below `folder`; nothing else has such names."""
+    for leftover in folder.rglob(f"{TEMPORARY_PREFIX}*"):
+        leftover.unlink(missing_ok=True)
+
+
 def _concerns(error: OSError, temporary: Path, path: Path) -> bool:
     """Whether the block failed at its output; an input it could not read is another story."""
     if error.filename is None:

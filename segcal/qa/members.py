@@ -11,7 +11,7 @@ from torch import Tensor
 
 from segcal.io.members import Member
 from segcal.metrics.base import Score, Undefined
-from segcal.qa.boundary import mean_in_zone
+from segcal.qa.boundary import NO_BOUNDARY
 
 ONE_MEMBER = Undefined("there is one member only")
 NEVER_PREDICTED = Undefined("no member segments the class")
@@ -111,15 +111,14 @@ class MemberTally:
         assert self._votes is not None
         if n_members < 2:
             return ONE_MEMBER
-        if zone is None:
-            return mean_in_zone(torch.zeros(0), zone)
+        if zone is None or not zone.any():
+            return NO_BOUNDARY
         votes = torch.from_numpy(self._votes[:, zone]).to(torch.float64)  # (K, voxel)
         if self._regions:
             same = _pairs(votes) + _pairs(n_members - votes)
         else:
             same = _pairs(votes).sum(0) + _pairs(n_members - votes.sum(0))
-        apart = 1.0 - same / (n_members * (n_members - 1))
-        return mean_in_zone(apart.mean(0) if self._regions else apart, np.ones(apart.shape[-1], dtype=np.bool_))
+        return float((1.0 - same / (n_members * (n_members - 1))).mean())
 
     def _decided(self, values: Tensor, kind: str) -> tuple[Tensor, Tensor]:
         """Probabilities (class, ...) and votes (foreground, ...) int16 of one member's stored values."""

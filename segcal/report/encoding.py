@@ -38,13 +38,22 @@ def plain_text(text: str) -> str:
 
 def drawing(figure: Figure, *, alt: str, caption: str, dpi: int = 150) -> EncodedPicture:
     """A line drawing as PNG with 64 colours: sharp, and a fraction of the full-colour size."""
+    image = _rendered(figure, dpi).quantize(64, dither=Image.Dither.NONE)
+    return _encoded(_bytes(image, "png", optimize=True), image, "png", alt, caption)
+
+
+def photograph(figure: Figure, *, alt: str, caption: str, dpi: int = 100, max_bytes: int = 100_000) -> EncodedPicture:
+    """Panels of medical images as WebP, which noise makes several times smaller than PNG.
+
+    What is still larger than `max_bytes` loses quality first and then size, so that a page can promise a size.
+    """
     image = _rendered(figure, dpi)
-    return _encoded(image.quantize(64, dither=Image.Dither.NONE), "png", alt, caption, optimize=True)
-
-
-def photograph(figure: Figure, *, alt: str, caption: str, dpi: int = 100) -> EncodedPicture:
-    """Panels of medical images as WebP; noise makes them several times as large as PNG."""
-    return _encoded(_rendered(figure, dpi), "webp", alt, caption, quality=75, method=4)
+    while True:
+        for quality in (75, 60, 45):
+            data = _bytes(image, "webp", quality=quality, method=4)
+            if len(data) <= max_bytes or min(image.size) < 100:
+                return _encoded(data, image, "webp", alt, caption)
+        image = image.resize((image.width * 4 // 5, image.height * 4 // 5), Image.Resampling.LANCZOS)
 
 
 def _rendered(figure: Figure, dpi: int) -> Image.Image:
@@ -57,8 +66,12 @@ def _rendered(figure: Figure, dpi: int) -> Image.Image:
     return image if box is None else image.crop(box)
 
 
-def _encoded(image: Image.Image, kind: str, alt: str, caption: str, **options: bool | int) -> EncodedPicture:
+def _bytes(image: Image.Image, kind: str, **options: bool | int) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, format=kind, **options)
-    text = base64.b64encode(buffer.getvalue()).decode("ascii")
+    return buffer.getvalue()
+
+
+def _encoded(data: bytes, image: Image.Image, kind: str, alt: str, caption: str) -> EncodedPicture:
+    text = base64.b64encode(data).decode("ascii")
     return EncodedPicture(f"data:image/{kind};base64,{text}", alt, caption, *image.size)

@@ -49,11 +49,10 @@ def write_report(
         max_pictures: so many of the worst cases carry a picture.
         progress: told about pictures.
     """
-    text = report_page(folder, max_pictures=max_pictures, progress=progress)
     path = folder / PAGE_NAME if out is None else out
     if path.is_dir():
         raise UsageError(f"{path}: is a folder; --out names the page itself, for example {path / PAGE_NAME}")
-    write_text_atomic(path, text)
+    write_text_atomic(path, report_page(folder, max_pictures=max_pictures, progress=progress))
     return path
 
 

@@ -28,8 +28,10 @@ def results(hippocampus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     methods = [option for method in METHODS for option in ("--method", method)]
     fixed = ["--lambda", "1e-3", "--mu", "1e-3", "--full", "--split", "0", "--quiet"]
     run("fit", manifest, *methods, *fixed, "--out", str(folder / "fits"))
-    files = [option for method in METHODS for option in ("--calibrator", str(folder / "fits" / f"{method}.safetensors"))]
-    run("evaluate", manifest, "--split", "0", *files, "--replicates", "200", "--quiet", "--out", str(folder / "results"))
+    files = [str(folder / "fits" / f"{method}.safetensors") for method in METHODS]
+    given = [option for file in files for option in ("--calibrator", file)]
+    brief = ["--split", "0", "--replicates", "200", "--quiet"]
+    run("evaluate", manifest, *given, *brief, "--out", str(folder / "results"))
     return folder / "results"
 
 
@@ -39,7 +41,8 @@ def test_every_metric_of_every_pipeline_matches_the_reference(results: Path, hip
     found = {p["name"]: p["metrics"] for p in summary["pipelines"]}
     for name in ["uncalibrated(z)", "uncalibrated(p)", *(f"{method}(z)" for method in METHODS)]:
         for metric in METRICS:
-            assert found[name][metric]["mean"] == pytest.approx(reference[name]["test"][metric], abs=1e-4), (name, metric)
+            expected = reference[name]["test"][metric]
+            assert found[name][metric]["mean"] == pytest.approx(expected, abs=1e-4), (name, metric)
 
 
 def test_preserving_methods_flip_nothing_and_keep_the_pooled_dice(results: Path) -> None:
@@ -52,7 +55,7 @@ def test_preserving_methods_flip_nothing_and_keep_the_pooled_dice(results: Path)
 
 @pytest.mark.slow
 def test_the_quick_study_runs_on_real_data(hippocampus: Path, tmp_path: Path) -> None:
-    """Reported in docs/hippocampus.md, not asserted: which methods win. Asserted: what must hold whatever the data say."""
+    """Which methods win is reported in docs/hippocampus.md; asserted is what must hold whatever the data say."""
     run("study", str(hippocampus / "manifest.yaml"), "--config", "quick", "--quiet", "--out", str(tmp_path))
     summary = json.loads((tmp_path / "summary.json").read_text())
     found = {p["name"]: p["metrics"] for p in summary["pipelines"]}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from segcal.demo.phantom import make_phantom
-from segcal.fit import fit_many
 from segcal.fitted import FittedCalibrator
+from segcal.fitting.run import fit_many
 from segcal.manifest import Manifest
 
 

@@ -19,8 +19,8 @@ from typer.testing import CliRunner, Result
 from segcal.errors import FileFormatError, MissingFileError, UsageError
 from segcal.evaluation.pictures import CasePicture
 from segcal.report.case_list import case_list
-from segcal.report.case_pictures import SMALL_DPI, case_picture
-from segcal.report.charts import stated_confidence
+from segcal.report.case_pictures import PICTURES_BYTES, SMALL_DPI, case_picture
+from segcal.report.charts import Diagrams, stated_confidence
 from segcal.report.page import evaluation_page, report_page, write_report
 from segcal.report.render import code
 from segcal.report.results import Results, load_results
@@ -90,11 +90,17 @@ def page(text: str) -> Page:
     return Page(text)
 
 
+@pytest.fixture
+def no_diagrams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of other parts: drawing takes most of the time of a page."""
+    monkeypatch.setattr("segcal.report.page.reliability_diagrams", lambda *_: Diagrams((), (), (), ()))
+
+
 def test_all_parts_are_there(page: Page) -> None:
     ids = {attributes["id"] for _, attributes in page.elements if "id" in attributes}
     sections = {"verdict", "warnings", "run", "results", "differences", "reliability", "groups", "case-list"}
     assert sections | {"definitions", "reproduce", "cases"} <= ids
-    for words in ("phantom", "ab" * 32, "improvement shown", "few test cases", "site_b", "voxels away", "tumour"):
+    for words in ("phantom", "ab" * 32, "improvement shown", "few test cases", "site_b", "tumour"):
         assert words in page.text
     assert "segcal evaluate MANIFEST --calibrator CALIBRATOR --replicates 200 --seed 0 --out" in page.text
 
@@ -114,7 +120,7 @@ def test_the_page_names_the_files_it_shows(page: Page, results: Results) -> None
 
 
 def test_nothing_comes_from_elsewhere(text: str, page: Page) -> None:
-    assert not re.search(r"(https?:)?//[a-z]", text.split("<script>")[0])
+    assert not re.search(r"https?://", text)
     for _, attributes in page.elements:
         for name in ("src", "href"):
             assert attributes.get(name, "#").startswith(("data:", "#"))
@@ -220,36 +226,32 @@ def test_same_bytes_from_another_process(results: Results, text: str, tmp_path: 
     assert out.read_text(encoding="utf-8") == text
 
 
-def noisy_picture(size: int) -> CasePicture:
-    """As hard to compress as a real slice gets: noise in the image, a ragged segmentation, doubt all over."""
-    return make_picture(0, size=size, flips=True)
-
-
-def test_a_hundred_cases_stay_below_fifteen_megabytes(tmp_path: Path) -> None:
-    """The page of 100 cases without pictures, and 100 times the heaviest picture instead of an hour of drawing."""
+def test_a_hundred_cases_stay_below_fifteen_megabytes(tmp_path: Path, no_diagrams: None) -> None:
+    """No picture is larger than its share, however noisy; the rest of the page is small."""
     results = make_results(tmp_path, [PLAIN, TS], n_cases=100)
     without = len(evaluation_page(results, max_pictures=0).encode())
     roles = assign_roles(results.summary)
-    heaviest = max(
-        len(case_picture("c", noisy_picture(size), results.summary, roles, dpi=SMALL_DPI).uri) for size in (48, 240)
-    )
-    assert without < 2_000_000
-    assert without + 100 * heaviest < LIMIT_BYTES
+    share = PICTURES_BYTES // 100
+    worst = make_picture(0, size=240, flips=True)  # noise everywhere, as no scanner makes it
+    heaviest = case_picture("c", worst, results.summary, roles, dpi=SMALL_DPI, max_bytes=share)
+    assert 0.5 * 4 / 3 * share < len(heaviest.uri) <= 4 / 3 * share + 100
+    assert without < 1_000_000
+    assert without + 100 * len(heaviest.uri) < 0.97 * LIMIT_BYTES  # the diagrams take the rest
 
 
-@pytest.mark.slow
-def test_a_hundred_cases_with_pictures_stay_below_fifteen_megabytes(tmp_path: Path) -> None:
-    results = make_results(tmp_path, [PLAIN, TS], n_cases=100, n_pictures=100)
-    assert len(evaluation_page(results).encode()) < LIMIT_BYTES
+def test_diagrams_are_small(text: str, results: Results) -> None:
+    sizes = [len(uri) for uri in re.findall(r"data:image/png;base64,[^\"]+", text)]
+    assert len(sizes) == 8
+    assert max(sizes) < 60_000
 
 
-def test_only_the_worst_cases_carry_a_picture_when_asked(results: Results) -> None:
+def test_only_the_worst_cases_carry_a_picture_when_asked(results: Results, no_diagrams: None) -> None:
     page = Page(evaluation_page(results, max_pictures=0))
     assert not [a for a in page.all("img") if "slice 4 of 9" in a["alt"]]
     assert "No picture of this case" in page.text
 
 
-def test_a_broken_picture_is_told_and_spoils_nothing(tmp_path: Path) -> None:
+def test_a_broken_picture_is_told_and_spoils_nothing(tmp_path: Path, no_diagrams: None) -> None:
     results = make_results(tmp_path, [PLAIN], n_cases=2, n_pictures=2)
     (tmp_path / "pictures" / "case_001.npz").write_bytes(b"PK\x03\x04 nonsense")
     page = Page(evaluation_page(results))
@@ -344,7 +346,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         load_results(tmp_path)
 
 
-def test_the_command_writes_the_page_into_the_folder_and_says_where(tmp_path: Path) -> None:
+def test_the_command_writes_the_page_into_the_folder_and_says_where(tmp_path: Path, no_diagrams: None) -> None:
     make_results(tmp_path, [PLAIN], n_cases=2)
     done = segcal("report", tmp_path, "--pictures", 0, "--json")
     assert done.exit_code == 0, done.output

@@ -21,6 +21,7 @@ from segcal.errors import DataError, MismatchError, UsageError
 from segcal.fitted import FittedCalibrator
 from segcal.fitting.exact import KKT_PROMISE
 from segcal.fitting.gather import Gathered, SampleSizes, gather, stream_rows
+from segcal.fitting.likelihood import mean_nll
 from segcal.fitting.methods import Channel, MethodFit, TuningJob, fit_method, tuned_names
 from segcal.fitting.polish import MAX_PASSES, Key, polish
 from segcal.manifest import Manifest, Split, draw_split
@@ -160,7 +161,7 @@ class _FitRun:
             calibration = self._gather(calibration_ids, "calibration cases")
             validation = self._gather(validation_ids, "validation cases") if validation_ids else None
             fits = self._fit_methods(calibration, validation, split)
-            fits = self._polish(fits, calibration, calibration_ids)
+            fits = self._polish(fits, calibration, validation, calibration_ids)
         common = self._doubts(calibration, calibration_ids)
         return {
             name: self._fitted(name, [fits[channel, name] for channel in range(self._n_channels)], calibration, common)
@@ -223,7 +224,9 @@ class _FitRun:
                 fits[channel, name] = fit_method(settings, samples, job, device=self.device)
         return fits
 
-    def _polish(self, fits: dict[Key, MethodFit], calibration: Gathered, ids: Sequence[str]) -> dict[Key, MethodFit]:
+    def _polish(
+        self, fits: dict[Key, MethodFit], calibration: Gathered, validation: Gathered | None, ids: Sequence[str]
+    ) -> dict[Key, MethodFit]:
         """Bring the exact fits to the optimum of all voxels."""
         chosen = {
             key: fitted
@@ -240,7 +243,15 @@ class _FitRun:
             max_passes=self.options.passes,
         )
         polished = {
-            key: replace(fits[key], solution=result.solution, fit_nll=result.nll) for key, result in results.items()
+            (channel, name): replace(
+                fits[channel, name],
+                solution=result.solution,
+                fit_nll=result.nll,
+                validation_nll=None
+                if validation is None
+                else mean_nll(result.solution.calibrator, validation.rows[channel]),
+            )
+            for (channel, name), result in results.items()
         }
         return {**fits, **polished}
 
