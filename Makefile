@@ -47,15 +47,15 @@ bench: setup ## run the scripts of benchmarks/ one after the other
 	@test -n "$(BENCHMARKS)" || echo "benchmarks/ holds no script"
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script"; done
 
-chromium: ## install chromium for the report's picture tests, if it is missing and you are root; never fails
-	@if command -v chromium >/dev/null 2>&1; then \
+chromium: ## install chromium and its driver for the browser tests, if missing and you are root; never fails
+	@if command -v chromium >/dev/null 2>&1 && command -v chromedriver >/dev/null 2>&1; then \
 	  echo "chromium is here: $$(command -v chromium)"; \
 	elif [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then \
 	  echo "chromium is missing; installing it needs root and apt-get. Tests that need it are skipped."; \
 	else \
-	  echo "chromium is missing: apt-get install -y chromium"; \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q chromium </dev/null \
-	    || { apt-get update -q </dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -q chromium </dev/null; } \
+	  echo "chromium is missing: apt-get install -y chromium chromium-driver"; \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q chromium chromium-driver </dev/null \
+	    || { apt-get update -q </dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -q chromium chromium-driver </dev/null; } \
 	    || echo "chromium could not be installed. Tests that need it are skipped."; \
 	fi
 

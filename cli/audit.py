@@ -46,7 +46,13 @@ def audit(
     data = Manifest.load(manifest)
     with output.stages() as progress:
         found = audit_calibrator(
-            fitted, data, seed=seed, device=resolve_device(device), force=force, cases=case, progress=progress
+            fitted,
+            data,
+            seed=seed,
+            device=resolve_device(device, sums=True),
+            force=force,
+            cases=case,
+            progress=progress,
         )
     _report(output, found, seed)
     if not found.holds:

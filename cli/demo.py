@@ -33,7 +33,7 @@ def demo(
 
     output = Output(json=json, quiet=quiet)
     with output.stages() as progress:
-        result = run_demo(out, seed=seed, device=resolve_device(device), progress=progress)
+        result = run_demo(out, seed=seed, device=resolve_device(device, sums=True), progress=progress)
     groups = list(result.scores.groups)
     output.line()
     output.table(table_header(groups), [table_cells(row) for row in result.rows])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Literal
 
 import typer
@@ -14,6 +15,7 @@ from segcal.evaluation.run import evaluate as run_evaluation
 from segcal.evaluation.summary import HEADLINE, BootstrapSettings
 from segcal.evaluation.tables import TITLES, cell
 from segcal.fitted import FittedCalibrator, load_calibrator
+from segcal.io.atomic import check_folder
 from segcal.manifest import Manifest
 from segcal.metrics import MetricSettings
 
@@ -50,6 +52,7 @@ def evaluate(
     """
     output = Output(json=json, quiet=quiet)
     data = Manifest.load(manifest)
+    check_folder(out)
     with output.stages() as progress:
         result = run_evaluation(
             data,
@@ -61,7 +64,7 @@ def evaluate(
             count_outside=not ignore_outside,
             keep_going=keep_going,
             force=force,
-            device=resolve_device(device),
+            device=resolve_device(device, sums=True),
             progress=progress,
         )
     result.save(out)
@@ -74,7 +77,8 @@ def evaluate(
         ("pipeline", *(TITLES[column] for column in HEADLINE)),
         [(p["name"], *(cell(p, column) for column in HEADLINE)) for p in pipelines],
     )
-    output.line(f"{out}: cases.csv, summary.json, table.md, table.tex; `segcal report {out}` makes the page")
+    page = f"`segcal report {quote(str(out))}` makes the page"
+    output.line(f"{out}: cases.csv, summary.json, table.md, table.tex; {page}")
     output.result({"out": str(out), **result.summary})
     if result.failed:
         raise typer.Exit(1)

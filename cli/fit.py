@@ -14,6 +14,7 @@ from segcal.device import resolve_device
 from segcal.errors import UsageError
 from segcal.fitted import FittedCalibrator
 from segcal.fitting.run import fit_many
+from segcal.io.atomic import check_folder
 from segcal.manifest import Manifest
 from segcal.settings import PipelineSettings, load_settings
 from segcal.types import Pooling
@@ -87,6 +88,8 @@ def fit(
         _check_not_automatic(criterion, allow_flips)
     paths = _paths(list(settings), out)
     data = Manifest.load(manifest)
+    for path in paths.values():
+        check_folder(path.parent)
     options: dict[str, Any] = {
         "pooling": pooled,
         "split": split,
@@ -99,7 +102,7 @@ def fit(
         "polished": polish,
         "force": force,
         "storage": storage,
-        "device": resolve_device(device),
+        "device": resolve_device(device, sums=True),
     }
     with output.stages() as progress:
         if automatic:

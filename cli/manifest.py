@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -77,7 +78,7 @@ def scan(
         f"{out}: {len(manifest.cases)} cases ({len(manifest.labelled_cases)} labelled), {manifest.n_members} members"
     )
     output.line(f"{noun}: {', '.join(manifest.class_names)} ({found.source})")
-    output.line(f"next: segcal manifest check {out}")
+    output.line(f"next: segcal manifest check {quote(str(out))}")
     output.result(
         {
             "manifest": out,

@@ -55,7 +55,7 @@ def qa(
             settings=settings,
             cases=case,
             force=force,
-            device=resolve_device(device),
+            device=resolve_device(device, sums=True),
             progress=progress,
         )
     result.save(out)

@@ -34,5 +34,6 @@ def report(
     with output.stages() as progress:
         path = write_report(folder, out, max_pictures=pictures, progress=progress)
     n_bytes = path.stat().st_size
-    output.line(f"{path} ({n_bytes / 1e6:.1f} MB)")
+    size = f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:.0f} kB"
+    output.line(f"{path} ({size})")
     output.result({"page": path, "bytes": n_bytes})

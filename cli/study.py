@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -60,7 +61,7 @@ def study(
             out,
             shifted=None if shifted is None else Manifest.load(shifted),
             resume=resume,
-            device=resolve_device(device),
+            device=resolve_device(device, sums=True),
             progress=progress,
         )
     for text in result.summary["warnings"]:
@@ -69,5 +70,6 @@ def study(
         ("pipeline", *(TITLES[column] for column in HEADLINE)),
         [(p["name"], *(cell(p, column) for column in HEADLINE)) for p in result.summary["pipelines"]],
     )
-    output.line(f"{out}: table.md, table.tex, summary.json, cases.csv; `segcal report {out}` makes the page")
+    page = f"`segcal report {quote(str(out))}` makes the page"
+    output.line(f"{out}: table.md, table.tex, summary.json, cases.csv; {page}")
     output.result({"out": str(out), "summary": result.summary, "shifted": result.shifted})

@@ -29,6 +29,7 @@ class CalibratorInfo(BaseModel):
         lambda_: off-diagonal penalty, null where the method has none (`lambda` in the file).
         mu: bias penalty, likewise.
         alpha: weight decay of local temperature scaling, likewise.
+        region_values: region models: the hyper-parameters of every region, where they were tuned one by one.
         fit_nll: mean NLL over all calibration voxels, without penalties.
         validation_nll: the same over the validation voxels, null when there were none.
         manifest_sha256: of the manifest it was fitted on.
@@ -54,6 +55,7 @@ class CalibratorInfo(BaseModel):
     lambda_: float | None = Field(default=None, validation_alias="lambda", serialization_alias="lambda")
     mu: float | None = None
     alpha: float | None = None
+    region_values: dict[str, dict[str, float]] | None = None
     fit_nll: float | None = None
     validation_nll: float | None = None
     manifest_sha256: str | None = None

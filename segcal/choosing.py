@@ -94,7 +94,7 @@ def choose_calibrator(
     """
     methods = candidate_methods(manifest, allow_flips=allow_flips)
     chosen_split = _split_with_validation(manifest, split, pooling, methods, options)
-    on_device = device if isinstance(device, torch.device) else resolve_device(device)
+    on_device = resolve_device(device, sums=True)
     fitted = fit_many(
         manifest, methods, pooling=pooling, split=chosen_split, device=on_device, progress=progress, **options
     )

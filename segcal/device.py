@@ -9,17 +9,27 @@ from segcal.errors import UsageError
 DEVICE_NAMES = ("auto", "cpu", "cuda", "mps")
 
 
-def resolve_device(name: str = "auto") -> torch.device:
-    """Turn the value of `--device` into a device that exists.
+def resolve_device(wanted: str | torch.device = "auto", *, sums: bool = False) -> torch.device:
+    """Turn the value of `--device` into a device that exists; a device is taken as it is.
 
     `auto` takes CUDA, else Apple's MPS, else the CPU.
 
+    Args:
+        wanted: as given by the user.
+        sums: float64 sums over voxels will be kept there, which MPS cannot do: `auto` passes it over.
+
     Raises:
-        UsageError: the name is unknown or the device asked for is absent.
+        UsageError: the name is unknown, or the device asked for is absent or cannot do what is needed.
     """
+    if isinstance(wanted, torch.device) and not (sums and wanted.type == "mps"):
+        return wanted
+    name = wanted.type if isinstance(wanted, torch.device) else wanted
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        return torch.device(next(device for device, present in available.items() if present))
+        able = (device for device, there in available.items() if there and not (sums and device == "mps"))
+        return torch.device(next(able))
+    if name == "mps" and sums:
+        raise UsageError("device 'mps' has no float64, which sums over voxels need here; use `--device cpu`.")
     if name not in available:
         raise UsageError(f"unknown device {name!r}: expected one of {', '.join(DEVICE_NAMES)}.")
     if not available[name]:

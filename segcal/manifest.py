@@ -133,8 +133,9 @@ class Manifest(ManifestPart):
 
     @property
     def sha256(self) -> str:
-        """Hash of the validated content; the folder it lies in and the YAML's formatting do not matter."""
+        """Hash of the validated content; its folder, the YAML's formatting and the order of cases do not matter."""
         content = self.model_dump(mode="json", exclude_none=True)
+        content["cases"].sort(key=lambda case: str(case["id"]))
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -2,7 +2,9 @@
 
 A preserving calibrator keeps the argmax in exact arithmetic. Rounding, in memory or to a narrower type on
 disk, can create a tie that another class wins. The winner is then moved by one unit in the last place: the
-smallest change that keeps the promise. Ties are resolved as nnU-Net does, the first index wins.
+smallest change that keeps the promise. A handed-in decision that trails by more (half precision decided
+otherwise) trades places with the largest, so that probabilities still sum to 1. Ties are resolved as
+nnU-Net does, the first index wins.
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ def keep_decision(stored: Tensor, decision: Tensor) -> Tensor:
         return stored
     rows = flat[:, wrong]
     winner = wanted[wrong].unsqueeze(0)
-    largest = rows.amax(0, keepdim=True)
+    largest, rival = rows.max(0, keepdim=True)
+    rows = rows.scatter(0, rival, rows.gather(0, winner)).scatter(0, winner, largest)
+    tied = (rows.max(0, keepdim=True).indices != winner).squeeze(0)
+    flat[:, wrong] = rows
+    wrong, rows, winner, largest = wrong[tied], rows[:, tied], winner[:, tied], largest[:, tied]
     # Where a rival already sits at the ceiling the winner cannot climb past it: rivals step down instead.
     full = largest >= _ceiling(flat.dtype)
     lowered = torch.where(full & (rows >= largest), _step(rows, up=False), rows)

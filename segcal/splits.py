@@ -38,10 +38,12 @@ def draw_split(manifest: Manifest, *, seed: int, validation_share: float = 0.25)
     if not 0 < validation_share < 1:
         raise UsageError(f"validation_share must lie between 0 and 1, got {validation_share}")
     subjects = _ordered_subjects(manifest, f"{seed}/validation")
+    if not subjects:
+        raise ManifestError(f"manifest {manifest.name!r} has no labelled case; add `label: <file>` to its cases")
     if len(subjects) < 2:
         raise ManifestError(
-            f"manifest {manifest.name!r} has {len(subjects)} labelled subject(s); a split needs at least one for "
-            "calibration and one for validation. Add labelled cases, or fix the regulariser so that nothing is tuned"
+            f"manifest {manifest.name!r} has one labelled subject; a split needs at least one for calibration and one "
+            "for validation. Add labelled cases, or fix the regulariser (--lambda and --mu) so that nothing is tuned"
         )
     n_validation = min(max(round(validation_share * len(subjects)), 1), len(subjects) - 1)
     return Split(calibration=_ids(subjects[n_validation:]), validation=_ids(subjects[:n_validation]))

@@ -445,3 +445,10 @@ def test_lambda_is_not_tuned_for_two_classes(tmp_path: Path) -> None:
     manifest = write_ensemble(tmp_path, regions=True, n_cases=4)
     found = fit(manifest, method="dc", trials=2)
     assert found.info.lambda_ == 0.0
+
+
+def test_methods_that_want_different_samples_are_not_fitted_from_one(tmp_path: Path) -> None:
+    manifest = write_ensemble(tmp_path)
+    settings = {"ts": PipelineSettings(method="ts", rows=5000), "dc": PipelineSettings(method="dc", rows=6000)}
+    with pytest.raises(UsageError, match=r"differ in `rows` \(ts 5000, dc 6000\)"):
+        fit_many(manifest, ["ts", "dc"], settings=settings, device="cpu")

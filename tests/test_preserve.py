@@ -117,3 +117,12 @@ def test_region_decisions_are_kept_and_nothing_else_moves(dtype: type[np.generic
     boundary = np.array(half, dtype=dtype)
     assert (kept[~right & decision] == after(boundary)).all()
     assert (kept[~right & ~decision] == boundary).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_decision_that_trails_trades_places_so_that_probabilities_still_sum_to_one(dtype: torch.dtype) -> None:
+    stored = torch.tensor([[0.7, 0.2], [0.25, 0.3], [0.05, 0.5]], dtype=dtype)
+    kept = keep_decision(stored.clone(), torch.tensor([1, 0]))
+    assert kept.argmax(0).tolist() == [1, 0]
+    assert torch.equal(kept.sum(0), stored.sum(0))
+    assert torch.equal(kept.sort(0).values, stored.sort(0).values)

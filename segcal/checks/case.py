@@ -145,7 +145,9 @@ class CaseCheck:
         try:
             return read(path)
         except MissingFileError:
-            code, text = "missing_file", f"there is no such file under {self.manifest.root}; correct the path."
+            slashes = " A manifest's paths are written with / on every system." if "\\" in file else ""
+            code = "missing_file"
+            text = f"there is no such file under {self.manifest.root}; correct the path.{slashes}"
         except SegcalError as error:
             code, text = "unreadable_file", str(error).removeprefix(f"{path}: ")
         except Exception as error:  # whatever a decoder throws at a damaged file, the other files are still checked

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from segcal.cases import CaseData, load_case
+from segcal.evaluation.picture_maps import PictureMaps
 from segcal.evaluation.pipelines import uncalibrated
 from segcal.fitted import FittedCalibrator
 from segcal.io.archive import read_npz_array
@@ -21,7 +22,6 @@ from segcal.manifest import Manifest, ManifestCase
 from segcal.metrics import METRICS, CaseFrame, CaseResult, MetricSettings
 from segcal.metrics.bins import BinTable
 from segcal.metrics.suite import MetricSet
-from segcal.report.picture_maps import PictureMaps
 from segcal.types import Grid, Progress
 
 BEFORE = "before"

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from segcal.cases import CaseData
+from segcal.evaluation.picture_maps import PictureMaps, informative_slice
 from segcal.io.images import read_image
 from segcal.manifest import Manifest, ManifestCase
-from segcal.report.picture_maps import PictureMaps, informative_slice
 from segcal.types import Grid
 
 _MAPS = ("segmentation", "confidence_before", "confidence_after", "image", "label", "flips", "free_energy")

@@ -92,7 +92,7 @@ def evaluate(
     check_names(pipelines)
     ids = case_ids(manifest, split, subset, cases)
     settings = metrics or MetricSettings(manifest.class_names)
-    on_device = device if isinstance(device, torch.device) else resolve_device(device)
+    on_device = resolve_device(device, sums=True)
     pictured = pictured_pipeline(pipelines)
     measured, failed = list[MeasuredCase](), dict[str, str]()
     for done, case_id in enumerate(ids, start=1):
@@ -118,7 +118,9 @@ def evaluate(
         raise DataError(f"manifest {manifest.name!r}: no case could be evaluated")
     records = to_records(manifest, measured, repeat=0)
     context = run_context("evaluate", manifest, measured, pictured=pictured, failed=failed, warnings=warnings)
-    summary = summarise(records, pipelines, settings, bootstrap or BootstrapSettings(), context)
+    context |= {"split": split, "subset": None if split is None else subset}
+    hashes = calibrator_hashes([pipelines])
+    summary = summarise(records, pipelines, settings, bootstrap or BootstrapSettings(), context, hashes)
     pictures = {m.case_id: m.picture for m in measured if m.picture is not None}
     return Evaluation(records, summary, pictures, failed)
 
@@ -138,10 +140,17 @@ def case_ids(manifest: Manifest, split: int | None, subset: str, cases: Sequence
 
 
 def pictured_pipeline(pipelines: Sequence[Pipeline]) -> str:
-    """Whose maps the report shows: the first calibrated pipeline that keeps the decision, or the first at all."""
+    """Whose maps the report shows: the default method if it is there, else the first that keeps the decision."""
     calibrated = [p for p in pipelines if p.calibrated]
+    default = [p for p in calibrated if p.method == "cms_ap"]
     keeping = [p for p in calibrated if not p.can_flip]
-    return [*keeping, *calibrated, *reversed(pipelines)][0].name
+    return [*default, *keeping, *calibrated, *reversed(pipelines)][0].name
+
+
+def calibrator_hashes(repeats: Sequence[Sequence[Pipeline]]) -> dict[str, list[str]]:
+    """By calibrated pipeline, the hash of its calibrator file in every repeat."""
+    names = [p.name for p in repeats[0] if p.calibrated]
+    return {name: [p.fitted.sha256 for row in repeats for p in row if p.name == name] for name in names}
 
 
 def to_records(manifest: Manifest, measured: Sequence[MeasuredCase], *, repeat: int) -> Records:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import segcal
+from segcal.data_hash import data_hash
 from segcal.device import resolve_device
 from segcal.errors import OutputError, UsageError
 from segcal.evaluation.measure import MeasuredCase, measure_case
@@ -23,7 +24,14 @@ from segcal.evaluation.pictures import CasePicture
 from segcal.evaluation.pipelines import Pipeline, baselines, calibrated_pipeline
 from segcal.evaluation.plan import FitTask, plan_fits, study_splits
 from segcal.evaluation.records import Records, join
-from segcal.evaluation.run import pictured_pipeline, run_context, save_pictures, save_summary, to_records
+from segcal.evaluation.run import (
+    calibrator_hashes,
+    pictured_pipeline,
+    run_context,
+    save_pictures,
+    save_summary,
+    to_records,
+)
 from segcal.evaluation.study_settings import StudySettings
 from segcal.evaluation.summary import BootstrapSettings, bin_sensitivity, summarise
 from segcal.fitted import FittedCalibrator, load_calibrator
@@ -67,9 +75,7 @@ def study(
         device: where voxels are processed.
         progress: told about fits and cases.
     """
-    run = _Study(
-        manifest, settings, out, device if isinstance(device, torch.device) else resolve_device(device), progress
-    )
+    run = _Study(manifest, settings, out, resolve_device(device, sums=True), progress)
     _open_folder(out, run.identity(shifted), resume=resume)
     splits = study_splits(manifest, settings)
     fitted = [run.fit_repeat(repeat, split) for repeat, split in enumerate(splits)]
@@ -92,7 +98,8 @@ class _Study:
         """Everything the results depend on."""
         return {
             "manifest": self.manifest.sha256,
-            "shifted": None if shifted is None else shifted.sha256,
+            "files": data_hash(self.manifest),
+            "shifted": None if shifted is None else [shifted.sha256, data_hash(shifted)],
             "settings": self.settings.model_dump(mode="json"),
             "segcal": segcal.__version__,
         }
@@ -141,7 +148,7 @@ class _Study:
         )
         context["study"] = self.settings.model_dump(mode="json")
         context["bins"] = bin_sensitivity(records, self.metrics)
-        summary = summarise(records, pipelines, self.metrics, bootstrap, context)
+        summary = summarise(records, pipelines, self.metrics, bootstrap, context, calibrator_hashes(fitted))
         records.save(out)
         save_summary(summary, out)
         save_pictures({case: picture for r in reversed(repeats) for case, picture in r.pictures.items()}, out)
@@ -251,7 +258,8 @@ def _open_folder(out: Path, identity: Mapping[str, Any], *, resume: bool) -> Non
             raise UsageError(f"{out} already holds a study; go on with --resume, or choose another --out")
         if path.read_text(encoding="utf-8") != text:
             raise UsageError(
-                f"{out} holds a study of other data, settings or version ({STUDY_FILE}); choose another --out"
+                f"{out} holds a study of other data, settings or version ({STUDY_FILE}), or its files have changed "
+                "since; choose another --out"
             )
         remove_unfinished(out)
         return

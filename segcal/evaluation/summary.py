@@ -37,20 +37,23 @@ def summarise(
     metrics: MetricSettings,
     bootstrap: BootstrapSettings,
     context: Mapping[str, Any],
+    calibrators: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """The content of summary.json.
 
     Args:
+        calibrators: by pipeline, the hash of the calibrator file of every repeat, where there are files.
         context: what was run on what: kind of run, manifest, splits, versions, warnings.
     """
     columns = [c for c in records.columns if not c.startswith("n_")]
+    calibrators = calibrators or {}
     drawn = _bootstrap(records, columns, metrics, bootstrap)
     return {
-        "pipelines": [_pipeline(p, drawn, columns) for p in pipelines],
+        "pipelines": [_pipeline(p, drawn, columns, calibrators) for p in pipelines],
         "differences": _differences(pipelines, drawn),
         "groups": {
             group: [
-                _pipeline(p, inner, columns)
+                _pipeline(p, inner, columns, calibrators)
                 for inner in [_bootstrap(records.of_group(group), columns, metrics, bootstrap)]
                 for p in pipelines
             ]
@@ -102,7 +105,9 @@ def _bootstrap(records: Records, columns: Sequence[str], metrics: MetricSettings
     return Bootstrap(scores, n_replicates=how.n_replicates, seed=how.seed, confidence_level=how.confidence_level)
 
 
-def _pipeline(pipeline: Pipeline, drawn: Bootstrap, columns: Sequence[str]) -> dict[str, Any]:
+def _pipeline(
+    pipeline: Pipeline, drawn: Bootstrap, columns: Sequence[str], calibrators: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
     info = pipeline.fitted.info
     metrics = {column: estimate_json(drawn.estimate(pipeline.name, column)) for column in columns}
     metrics["ace"] = ace_json(drawn.ace(pipeline.name))
@@ -116,6 +121,7 @@ def _pipeline(pipeline: Pipeline, drawn: Bootstrap, columns: Sequence[str]) -> d
         "preserves": info.preserves,
         "flip_applicable": pipeline.can_flip,
         "warnings": list(info.warnings),
+        "calibrator_sha256": list(calibrators.get(pipeline.name, ())),
         "metrics": metrics,
     }
 

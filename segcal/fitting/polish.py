@@ -71,7 +71,7 @@ def polish(
         tolerance: projected gradient norm on all voxels at which a method is finished; what is promised is enough
             once a pass no longer gains a digit.
     """
-    current, finished, before = dict(solutions), dict[Key, Polished](), dict[Key, float]()
+    current, finished, best = dict(solutions), dict[Key, Polished](), dict[Key, Polished]()
     for n_pass in range(1, max_passes + 2):
         sums = {key: _gradient_of(s, samples[key[0]].n_classes) for key, s in current.items() if key not in finished}
         for channel, block in stream():
@@ -80,10 +80,13 @@ def polish(
                     total.add(block)
         for key, total in sums.items():
             measured = replace(current[key], kkt=total.kkt(penalties[key]))
-            stalled = measured.kkt <= KKT_PROMISE and measured.kkt > 0.1 * before.get(key, inf)
-            before[key] = measured.kkt
+            before = best[key].solution.kkt if key in best else inf
+            # A sample that misjudges the curvature badly could make a correction overshoot: the best point is kept.
+            if measured.kkt < before:
+                best[key] = Polished(measured, total.nll, n_pass)
+            stalled = measured.kkt <= KKT_PROMISE and measured.kkt > 0.1 * before
             if measured.kkt <= tolerance or stalled or n_pass > max_passes:
-                finished[key] = Polished(measured, total.nll, n_pass)
+                finished[key] = replace(best[key], n_passes=n_pass)
             else:
                 corrected = total.correct(samples[key[0]], penalties[key])
                 current[key] = replace(corrected, warnings=measured.warnings)

@@ -16,6 +16,7 @@ import segcal
 from segcal.calibrator_info import CalibratorInfo
 from segcal.calibrators import CALIBRATORS, Calibrator
 from segcal.calibrators.base import Preserves
+from segcal.data_hash import data_hash
 from segcal.device import resolve_device
 from segcal.errors import DataError, MismatchError, UsageError
 from segcal.fitted import FittedCalibrator
@@ -102,8 +103,9 @@ def fit_many(
         )
         for name in dict.fromkeys(methods)
     }
+    _check_one_sample(pipelines.values())
     options = FitOptions(passes=MAX_PASSES if full else int(polished), force=force, storage=storage)
-    run = _FitRun(manifest, pooling, pipelines, options, _device(device), progress)
+    run = _FitRun(manifest, pooling, pipelines, options, resolve_device(device, sums=True), progress)
     return run.fit(choose_split(manifest, split, pipelines.values(), next(iter(pipelines.values())).seed))
 
 
@@ -138,6 +140,18 @@ def choose_split(
     if nothing_tuned and len({case.subject_key for case in labelled}) == 1:
         return Split(calibration=tuple(case.id for case in labelled))
     return draw_split(manifest, seed=seed)
+
+
+def _check_one_sample(pipelines: Iterable[PipelineSettings]) -> None:
+    """One read makes one sample: methods fitted together must agree on its size and seed."""
+    chosen = list(pipelines)
+    local = [settings for settings in chosen if CALIBRATORS[settings.method].spatial]
+    voxelwise = [settings for settings in chosen if not CALIBRATORS[settings.method].spatial]
+    for field, concerned in (("seed", chosen), ("rows", voxelwise), ("max_patches", local)):
+        values = {settings.method: getattr(settings, field) for settings in concerned}
+        if len(set(values.values())) > 1:
+            listed = ", ".join(f"{method} {value}" for method, value in values.items())
+            raise UsageError(f"the methods' settings differ in `{field}` ({listed}); fit them in two calls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +222,8 @@ class _FitRun:
 
     def _fit_methods(self, calibration: Gathered, validation: Gathered | None, split: Split) -> dict[Key, MethodFit]:
         fits: dict[Key, MethodFit] = {}
+        kept = self.options.storage is not None
+        files = data_hash(self.manifest, [*split.calibration, *split.validation]) if kept else ""
         for channel in range(self._n_channels):
             names = self.manifest.class_names
             if self.manifest.has_regions:
@@ -220,7 +236,8 @@ class _FitRun:
                 None if validation is None else _at(validation.patches, channel),
             )
             for name, settings in self.pipelines.items():
-                job = TuningJob(self._problem(channel, settings, split), self.options.storage, self._on_trial(name))
+                problem = self._problem(channel, settings, split, files)
+                job = TuningJob(problem, self.options.storage, self._on_trial(name))
                 fits[channel, name] = fit_method(settings, samples, job, device=self.device)
         return fits
 
@@ -261,11 +278,12 @@ class _FitRun:
         report = self.progress
         return lambda done, total: report(f"tuning {name}", done, total)
 
-    def _problem(self, channel: int, settings: PipelineSettings, split: Split) -> str:
-        """Everything a trial's result depends on."""
+    def _problem(self, channel: int, settings: PipelineSettings, split: Split, files: str) -> str:
+        """Everything a trial's result depends on; `files` stands for the content of the data."""
         content = {
             "channel": channel,
             "manifest": self.manifest.sha256,
+            "files": files,
             "settings": settings.model_dump(mode="json"),
             "split": split.model_dump(mode="json"),
             "segcal": segcal.__version__,
@@ -308,7 +326,9 @@ class _FitRun:
         calibration: Gathered,
         warnings: Sequence[str],
     ) -> CalibratorInfo:
-        values = channels[0].values
+        alike = all(channel.values == channels[0].values for channel in channels)
+        values = channels[0].values if alike else {}
+        by_region = {n: dict(c.values) for n, c in zip(self.manifest.class_names, channels, strict=False)}
         preserves: Preserves = calibrator.preserves
         validation = [channel.validation_nll for channel in channels]
         return CalibratorInfo(
@@ -323,6 +343,7 @@ class _FitRun:
             lambda_=values.get("lambda"),
             mu=values.get("mu"),
             alpha=values.get("alpha"),
+            region_values=None if alike else by_region,
             fit_nll=sum(channel.fit_nll for channel in channels) / len(channels),
             validation_nll=_mean(validation),
             manifest_sha256=self.manifest.sha256,
@@ -341,7 +362,3 @@ def _at(samples: Sequence[Sample], channel: int) -> Sample | None:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def _device(device: torch.device | str) -> torch.device:
-    return device if isinstance(device, torch.device) else resolve_device(device)

@@ -50,9 +50,28 @@ def atomic_write(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and not isinstance(error, SegcalError) and _concerns(error, temporary, path):
-            reason = _WRITE_FAILURES.get(error.errno or 0, error.strerror or str(error))
-            raise OutputError(f"{path}: cannot be written: {reason}.") from error
+            raise OutputError(f"{path}: cannot be written: {write_failure(error)}.") from error
         raise
+
+
+def write_failure(error: OSError) -> str:
+    """Why a file could not be written, and the way out, in words."""
+    return _WRITE_FAILURES.get(error.errno or 0, error.strerror or str(error))
+
+
+def check_folder(folder: Path) -> None:
+    """Say at once that nothing can be written into a folder, before hours are spent on what is to be kept there.
+
+    Nothing is made; a folder that does not exist yet is judged by the one it would be made in.
+
+    Raises:
+        OutputError: it cannot be made or written to.
+    """
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise OutputError(f"{folder}: cannot be a folder, {existing} is a file; choose another path.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise OutputError(f"{folder}: {existing} is read-only or not yours; choose another folder.")
 
 
 def write_text_atomic(path: Path, text: str) -> None:

@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from segcal.errors import SegcalError
+from segcal.evaluation.picture_maps import PictureMaps, Volume, informative_slice
 from segcal.io.images import read_image
 from segcal.qa.case import QaMaps
 from segcal.report.encoding import EncodedPicture, photograph, plain_text
 from segcal.report.orientation import slice_view
 from segcal.report.palette import INK, class_colours
-from segcal.report.picture_maps import PictureMaps, Volume, informative_slice
 from segcal.report.slice_panels import Panel, case_panels
 from segcal.types import Grid
 

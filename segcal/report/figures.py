@@ -11,7 +11,7 @@ import io
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from segcal.report.picture_maps import PictureMaps, informative_slice
+from segcal.evaluation.picture_maps import PictureMaps, informative_slice
 from segcal.report.reliability import reliability_alt_text, reliability_figure
 from segcal.report.slices import slice_alt_text, slice_figure
 

@@ -138,7 +138,7 @@ def _verdict_values(results: Results, roles: Roles, comparisons: Comparisons) ->
         "overview": overview(found),
         "verdicts": shown,
         "more_verdicts": len(found) > len(shown),
-        "shown_why": "the pipeline of the pictures, the lowest NLL, and the lowest NLL that keeps every label",
+        "shown_why": "the pipeline of the pictures and those of lowest NLL, among them one that keeps every label",
     }
 
 
@@ -159,11 +159,11 @@ def _sensitivity(results: Results, roles: Roles) -> dict[str, Any]:
     variants = []
     for what, title in (("M", "Number of ensemble members"), ("n", "Number of calibration cases")):
         rows = variant_rows(roles, what)
-        caption = f"The same methods with fewer ({what}); the last line of each is the one in the table above."
+        caption = f"The same methods with fewer ({what}); the row without {what} is the one of the table above."
         variants += [{"title": title, "caption": caption, "rows": rows}] if rows else []
     bins = []
     for column in ("ece", "ace"):
-        counts, lines = bin_rows(results.summary, column)
+        counts, lines = bin_rows(results.summary, roles, column)
         title = f"{MEASURES[column].short} by number of bins"
         caption = "A ranking that changes with the bins is not one to rely on."
         bins += [{"title": title, "caption": caption, "counts": counts, "rows": lines}] if counts else []

@@ -74,15 +74,14 @@ def commands(results: Results) -> list[str]:
     summary = results.summary
     how, metrics = summary["settings"]["bootstrap"], summary["settings"]["metrics"]
     if summary.get("run") == "study":
-        first = f"segcal study MANIFEST --config study.yaml --out {results.folder.name}"
-        return [first, f"segcal report {results.folder.name}"]
+        return ["segcal study MANIFEST --config study.yaml --out RESULTS", "segcal report RESULTS"]
     n_calibrated = sum(1 for p in summary["pipelines"] if p.get("calibrated"))
     parts = ["segcal evaluate MANIFEST", *["--calibrator CALIBRATOR"] * n_calibrated]
     if summary.get("split") is not None:
         parts.append(f"--split {summary['split']} --subset {summary.get('subset', 'test')}")
     parts += ["--include-background"] if metrics.get("include_background") else []
-    parts += [f"--replicates {how['n_replicates']} --seed {how['seed']}", f"--out {results.folder.name}"]
-    return [" ".join(parts), f"segcal report {results.folder.name}"]
+    parts += [f"--replicates {how['n_replicates']} --seed {how['seed']}", "--out RESULTS"]
+    return [" ".join(parts), "segcal report RESULTS"]
 
 
 def reproduce_facts(results: Results) -> list[Fact]:
@@ -92,8 +91,9 @@ def reproduce_facts(results: Results) -> list[Fact]:
     facts = [("seed of the intervals", str(how["seed"]))]
     for pipeline in summary["pipelines"]:
         if pipeline.get("calibrator_sha256"):
-            facts.append((f"calibrator {pipeline['name']}", f"SHA-256 {pipeline['calibrator_sha256']}"))
-    facts += [(f"this page shows {name}", f"SHA-256 {digest}") for name, digest in results.digests.items()]
+            hashes = ", ".join(pipeline["calibrator_sha256"])
+            facts.append((f"calibrator {pipeline['name']}", f"SHA-256 {hashes}"))
+    facts += [(name, f"SHA-256 {digest} (what this page shows)") for name, digest in results.digests.items()]
     facts.append(("same inputs", "The same manifest, calibrators, seed and versions give the same bytes in all files."))
     return facts
 

@@ -64,12 +64,20 @@ class Row:
     heading: str = ""
 
 
-def result_rows(pipelines: Sequence[PipelineEntry], *, mark_best: bool = True, heading: str = "") -> list[Row]:
-    """The headline table: one row a pipeline, one column a measure of SEG Table 4."""
+def result_rows(
+    pipelines: Sequence[PipelineEntry], *, mark_best: bool = True, headings: Sequence[str] = ()
+) -> list[Row]:
+    """The headline table: one row a pipeline, one column a measure of SEG Table 4.
+
+    Args:
+        mark_best: whether the best mean of a column is marked.
+        headings: for each row the section that begins with it, empty for none.
+    """
     columns = [_result_column(pipelines, column, mark_best) for column in HEADLINE]
+    given = headings or [""] * len(pipelines)
     return [
-        Row(p["name"], tuple(column[k] for column in columns), entry=p, heading=heading if k == 0 else "")
-        for k, p in enumerate(pipelines)
+        Row(p["name"], tuple(column[k] for column in columns), entry=p, heading=heading)
+        for k, (p, heading) in enumerate(zip(pipelines, given, strict=True))
     ]
 
 
@@ -95,10 +103,13 @@ def between_calibrated(comparisons: Comparisons, roles: Roles) -> list[tuple[str
 
 def group_rows(summary: Mapping[str, Any], roles: Roles) -> list[Row]:
     """The pipelines of the curves within each group."""
-    rows = []
+    entries: list[PipelineEntry] = []
+    headings: list[str] = []
     for group, pipelines in (summary.get("groups") or {}).items():
-        rows += result_rows([p for p in pipelines if p["name"] in roles.curves], mark_best=False, heading=group)
-    return rows
+        chosen = [p for p in pipelines if p["name"] in roles.curves]
+        entries += chosen
+        headings += [group, *[""] * len(chosen)][: len(chosen)]
+    return result_rows(entries, mark_best=False, headings=headings)
 
 
 def variant_rows(roles: Roles, what: str) -> list[Row]:
@@ -108,21 +119,20 @@ def variant_rows(roles: Roles, what: str) -> list[Row]:
         found = variant_of(entry["name"])
         if found is not None and found[1] == what:
             families.setdefault(found[0], []).append((found[2], entry))
-    rows = []
+    entries: list[PipelineEntry] = []
     for family, members in families.items():
-        full = [p for p in roles.main if p["name"] == family]
-        ordered = [entry for _, entry in sorted(members, key=lambda member: member[0])]
-        rows += result_rows([*ordered, *full], mark_best=False, heading=family)
-    return rows
+        entries += [entry for _, entry in sorted(members, key=lambda member: member[0])]
+        entries += [p for p in roles.main if p["name"] == family]
+    return result_rows(entries, mark_best=False)
 
 
-def bin_rows(summary: Mapping[str, Any], column: str) -> tuple[list[str], list[tuple[str, list[str]]]]:
+def bin_rows(summary: Mapping[str, Any], roles: Roles, column: str) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Numbers of bins, and for each pipeline ECE or ACE with so many bins; empty when the study did not ask."""
     table = summary.get("bins") or {}
     if len(table) < 2:
         return [], []
     counts = sorted(table, key=int)
-    names = [name for name in table[counts[0]] if variant_of(name) is None]
+    names = [p["name"] for p in roles.main if p["name"] in table[counts[0]]]
     return counts, [(name, [number(table[b].get(name, {}).get(column), column) for b in counts]) for name in names]
 
 

@@ -12,9 +12,9 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize, to_rgba
 from numpy.typing import NDArray
 
+from segcal.evaluation.picture_maps import PictureMaps, Volume
 from segcal.report.orientation import SliceView
 from segcal.report.palette import BENEFICIAL, CONFIDENCE_MAP, FREE_ENERGY_MAP, HARMFUL, INK, OKABE_ITO
-from segcal.report.picture_maps import PictureMaps, Volume
 
 LOWEST_CONFIDENCE = 0.5
 """Lower end of the confidence scale; whatever lies below shares its colour, and the colour bar says so."""

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from segcal.evaluation.picture_maps import PictureMaps, informative_slice
 from segcal.report.orientation import slice_view
 from segcal.report.palette import BENEFICIAL, HARMFUL, INK, class_colours
-from segcal.report.picture_maps import PictureMaps, informative_slice
 from segcal.report.slice_panels import ERROR_OUTLINE, case_panels
 from segcal.types import Grid
 

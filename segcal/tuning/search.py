@@ -11,13 +11,13 @@ from pathlib import Path
 
 import optuna
 from optuna.samplers import TPESampler
-from optuna.storages import InMemoryStorage, JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from segcal.errors import DataError
 from segcal.settings import Choices, LogRange, SearchSpace
 from segcal.tuning import Objective
+from segcal.tuning.journal import naming_the_file, open_journal
 
 SENSIBLE = {"lambda": 1e-3, "mu": 1e-3, "alpha": 1e-4, "learning_rate": 1e-2, "patience": 20}
 """The first trial: what one would try by hand."""
@@ -58,9 +58,26 @@ def tune(
         storage: journal file to resume from.
         on_trial: called as on_trial(done, total).
     """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    # Its one warning on this path is about the lock of a killed process, which is expected and dealt with.
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    if storage is None:
+        return _search(InMemoryStorage(), objective, names, space, n_trials, seed, problem, on_trial)
+    with naming_the_file(storage):
+        return _search(open_journal(storage), objective, names, space, n_trials, seed, problem, on_trial)
+
+
+def _search(
+    storage: BaseStorage,
+    objective: Objective,
+    names: Sequence[str],
+    space: SearchSpace,
+    n_trials: int,
+    seed: int,
+    problem: str,
+    on_trial: Callable[[int, int], None] | None,
+) -> Tuned:
     study = optuna.create_study(
-        storage=InMemoryStorage() if storage is None else JournalStorage(JournalFileBackend(str(storage))),
+        storage=storage,
         study_name=hashlib.sha256(problem.encode()).hexdigest()[:32],
         load_if_exists=True,
         pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=20),

@@ -193,7 +193,7 @@ def test_a_single_model_has_no_separate_p0(phantom: Manifest) -> None:
 
 def test_the_pictured_slice_shows_the_case(result, phantom: Manifest) -> None:  # type: ignore[no-untyped-def]
     assert set(result.pictures) == set(phantom.splits[0].test)
-    assert result.summary["pictured"] == "ts(z)"
+    assert result.summary["pictured"] == "cms_ap(z)"
     for case_id, picture in result.pictures.items():
         data = load_case(phantom, phantom.case(case_id), pooling="logits", device=CPU, with_labels=True)
         np.testing.assert_array_equal(picture.maps.segmentation[0], data.decision[picture.index].numpy())

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from segcal.calibrator_info import CalibratorInfo
 from segcal.calibrators import CALIBRATORS
+from segcal.evaluation.picture_maps import PictureMaps
 from segcal.evaluation.pictures import CasePicture
 from segcal.evaluation.pipelines import Pipeline
 from segcal.evaluation.records import CaseRecord, Records
@@ -19,7 +20,6 @@ from segcal.evaluation.run import save_pictures, save_summary
 from segcal.evaluation.summary import BootstrapSettings, summarise
 from segcal.fitted import FittedCalibrator
 from segcal.metrics import MetricSettings
-from segcal.report.picture_maps import PictureMaps
 from segcal.report.results import Results, load_results
 
 BASE = {"nll": 0.05, "brier": 0.02, "ece": 0.010, "ba_ece": 0.030, "dsc": 0.85}
