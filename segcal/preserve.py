@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_PIECE_VOXELS = 1 << 19
+
 
 def keep_decision(stored: Tensor, decision: Tensor) -> Tensor:
     """Make the argmax of `stored` over axis 0 equal to `decision` everywhere.
@@ -28,8 +30,7 @@ def keep_decision(stored: Tensor, decision: Tensor) -> Tensor:
     n_classes = stored.shape[0]
     flat = stored.reshape(n_classes, -1)
     wanted = decision.reshape(-1)
-    # torch documents the first index on ties; max is several times faster than argmax along a strided axis.
-    wrong = (flat.max(0).indices != wanted).nonzero().squeeze(1)
+    wrong = _differing(flat, wanted)
     if wrong.numel() == 0:
         return stored
     rows = flat[:, wrong]
@@ -63,6 +64,16 @@ def keep_region_decision(stored: Tensor, decision: Tensor, *, half: float = 0.5)
     stored[decision & ~above] = _step(boundary, up=True)
     stored[~decision & above] = boundary
     return stored
+
+
+def _differing(flat: Tensor, wanted: Tensor) -> Tensor:
+    """Where the argmax of (C, n) is not the wanted class; in pieces, as indices of a whole volume are large."""
+    found = []
+    for begin in range(0, wanted.shape[0], _PIECE_VOXELS):
+        part = slice(begin, begin + _PIECE_VOXELS)
+        # torch documents the first index on ties; max is several times faster than argmax along a strided axis.
+        found.append((flat[:, part].max(0).indices != wanted[part]).nonzero().squeeze(1) + begin)
+    return torch.cat(found) if found else wanted.new_empty(0)
 
 
 def _ceiling(dtype: torch.dtype) -> float:

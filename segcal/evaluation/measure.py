@@ -67,8 +67,14 @@ def measure_case(
     first = pooled[wanted[0]]
     deployed = load_deployed(manifest, case, device=device, shape=_space(first.logits))
     frame = _frame(manifest, first, deployed, settings, count_outside=count_outside)
-    results, picture = {}, None
-    for want, data in pooled.items():
+    outside_share = 0.0 if first.inside is None else float((~first.inside).double().mean())
+    del first
+    results, energy, n_floored, picture = dict[str, CaseResult](), dict[str, Mapping[str, float]](), 0, None
+    for want in wanted:
+        data = pooled.pop(want)  # taken out, so that its memory is free for the poolings after it
+        n_floored += data.n_floored
+        if want.n_members is None:
+            energy[want.pooling] = _energy(data)
         seen = frame.with_decision(data.decision)
         for pipeline in pipelines:
             if Want(pipeline.pooling, pipeline.n_members) != want:
@@ -77,12 +83,13 @@ def measure_case(
             results[pipeline.name] = _measure(seen, probs, settings)
             if pipeline.name == pictured:
                 picture = case_picture(manifest, case, data, probs)
+            del probs  # before the next pipeline makes its own
     return MeasuredCase(
         case_id=case.id,
         results={pipeline.name: results[pipeline.name] for pipeline in pipelines},
-        energy={want.pooling: _energy(data) for want, data in pooled.items() if want.n_members is None},
-        n_floored=sum(data.n_floored for data in pooled.values()),
-        outside_share=0.0 if first.inside is None else float((~first.inside).double().mean()),
+        energy=energy,
+        n_floored=n_floored,
+        outside_share=outside_share,
         picture=picture,
     )
 
