@@ -46,6 +46,7 @@ class CaseData:
         n_floored: values raised to keep their logarithm finite, see `Pooled`.
         kind: what the member files hold.
         fingerprints: of the member files, in order.
+        n_fill: voxels that look like padding, see `Pooled`.
     """
 
     case_id: str
@@ -60,6 +61,7 @@ class CaseData:
     n_floored: int
     kind: Kind
     fingerprints: tuple[str, ...]
+    n_fill: int = 0
 
 
 class Want(NamedTuple):
@@ -145,6 +147,7 @@ def load_poolings(
             n_floored=pooled.n_floored,
             kind=manifest.kind,
             fingerprints=fingerprints[:count],
+            n_fill=pooled.n_fill,
         )
         for pooled, count in zip(results, counts, strict=True)
     ]

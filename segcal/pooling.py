@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from segcal.checks.value_counts import n_equal
 from segcal.errors import DataError, GeometryError
 from segcal.io.archive import AnyArray
 from segcal.io.members import Member
@@ -50,11 +51,14 @@ class Pooled:
         crop: box the members predicted in, None for everything.
         n_floored: how many values had to be raised to keep their logarithm finite: stored probabilities below the
             smallest positive number of their type (regions: or as close to 1), mean probabilities below e^-167.
+        n_fill: voxels of the first member that hold what nnU-Net pads probabilities with, in a file of logits:
+            exactly (1, 0, ..., 0), or all zeros (METHODS 3).
     """
 
     logits: Tensor
     crop: Box | None
     n_floored: int
+    n_fill: int = 0
 
 
 class Pool:
@@ -68,6 +72,7 @@ class Pool:
         self._first: _Layout | None = None
         self._n_members = 0
         self._n_floored = 0
+        self._n_fill = 0
 
     def add(self, member: Member) -> None:
         """Add one member.
@@ -88,6 +93,8 @@ class Pool:
         for block in _chunks(stored.shape, _SUM_CHUNK_VALUES if plain_sum else _CHUNK_VALUES):
             part = stored[block].to(self._sum)
             _check_values(part, member, regions=self._regions)
+            if self._n_members == 0 and member.kind == "logits":
+                self._n_fill += _n_fill(part, regions=self._regions)
             self._sum[block] += self._addend(part, member.kind, floor)
         self._n_members += 1
 
@@ -104,7 +111,7 @@ class Pool:
         target = logits if crop is None else logits[:, *(slice(low, high) for low, high in crop)]
         for block in _chunks(target.shape, _CHUNK_VALUES):
             target[block] = self._finished(total[block]).to(target)
-        return Pooled(logits, crop, self._n_floored)
+        return Pooled(logits, crop, self._n_floored, self._n_fill)
 
     def _empty(self, member: Member) -> Tensor:
         n_classes, *space = _inside(member.values, member.crop).shape
@@ -231,6 +238,11 @@ def _chunks(shape: torch.Size | tuple[int, ...], n_values: int) -> Iterator[tupl
     for z in range(0, depth, planes):
         for y in range(0, height, rows):
             yield slice(None), slice(z, z + planes), slice(y, y + rows)
+
+
+def _n_fill(part: Tensor, *, regions: bool) -> int:
+    n_zero = n_equal(part, torch.zeros(part.shape[0], device=part.device))
+    return n_zero if regions else n_zero + n_equal(part, torch.eye(part.shape[0], device=part.device)[0])
 
 
 def _check_values(part: Tensor, member: Member, *, regions: bool) -> None:

@@ -69,8 +69,8 @@ def count_values(member: Member) -> ValueCounts:
     n_first = n_last = 0
     for part in _parts(stored):
         _count_part(part, member.kind == "probabilities", counts)
-        n_first += _n_equal(part, first)
-        n_last += _n_equal(part, last)
+        n_first += n_equal(part, first)
+        n_last += n_equal(part, last)
     counts.n_corner = max(n_first, n_last)
     return counts
 
@@ -92,8 +92,8 @@ def _count_part(part: Tensor, probabilities: bool, counts: ValueCounts) -> None:
         part = part.nan_to_num(0.0, 0.0, 0.0)
         low, high = (float(bound) for bound in part.aminmax())
     counts.low, counts.high = min(counts.low, low), max(counts.high, high)
-    counts.n_unit += _n_equal(part, torch.eye(part.shape[0])[0])
-    counts.n_zero += _n_equal(part, torch.zeros(part.shape[0]))
+    counts.n_unit += n_equal(part, torch.eye(part.shape[0])[0])
+    counts.n_zero += n_equal(part, torch.zeros(part.shape[0]))
     if not probabilities:
         if max(-low, high) >= FLOAT16_MAX:
             counts.n_at_limit += int((part.abs() >= FLOAT16_MAX).any(dim=0).sum())
@@ -107,7 +107,7 @@ def _count_part(part: Tensor, probabilities: bool, counts: ValueCounts) -> None:
         counts.worst_sum = worst
 
 
-def _n_equal(part: Tensor, vector: Tensor) -> int:
+def n_equal(part: Tensor, vector: Tensor) -> int:
     """Number of voxels whose vector is exactly `vector`; later classes are looked at only where all before fit."""
     vector = vector.to(part.dtype)
     equal = part[0] == vector[0]

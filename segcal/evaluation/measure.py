@@ -36,6 +36,8 @@ class MeasuredCase:
         n_floored: values raised to keep logarithms finite.
         outside_share: share of the volume outside the crop.
         picture: one slice for the report, if a pipeline was chosen for it.
+        fill: share of the voxels that look like padding in a file of logits, 0 when there are few.
+        turned: how the prediction would fit the label clearly better, if turning it helps.
     """
 
     case_id: str

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from segcal.cases import CaseData, load_case
+from segcal.checks.tell_tales import TellTales
 from segcal.errors import DataError
 from segcal.fitting.condense import RowReservoir
 from segcal.fitting.patches import PatchReservoir, PatchSample
@@ -44,6 +45,7 @@ class Gathered:
         statistics: per case, in the order of the ids: what QA compares new cases with.
         n_floored: stored zeros that were raised before taking their logarithm.
         label_counts: voxels of each label index, over all cases (regions: inside each region).
+        doubts: signs of broken input, a sentence each.
     """
 
     rows: tuple[Rows, ...]
@@ -51,6 +53,7 @@ class Gathered:
     statistics: dict[str, tuple[float, ...]]
     n_floored: int
     label_counts: tuple[int, ...]
+    doubts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +91,7 @@ def gather(
     rows = [RowReservoir(n_classes, sizes.seed, sizes.rows) for _ in range(n_channels if sizes.rows else 0)]
     patches = [PatchReservoir(sizes.seed, sizes.patches) for _ in range(n_channels if sizes.patches else 0)]
     energy, confidence, n_floored = FreeEnergy(), list[float](), 0
-    label_counts, n_counted = [0] * manifest.n_classes, 0
+    label_counts, n_counted, noticed = [0] * manifest.n_classes, 0, TellTales()
     for done, case in enumerate(_read(manifest, ids, pooling, device)):
         for channel, part in enumerate(labelled_voxels(case)):
             if rows:
@@ -100,6 +103,7 @@ def gather(
         energy.update(case.case_id, case.logits, inside=case.inside)
         confidence.append(_mean_confidence(case))
         n_floored += case.n_floored
+        noticed.look(case)
         if progress is not None:
             progress(stage, done + 1, len(ids))
     if n_counted == 0:
@@ -117,6 +121,7 @@ def gather(
         },
         n_floored=n_floored,
         label_counts=tuple(label_counts),
+        doubts=tuple(noticed.warnings()),
     )
 
 

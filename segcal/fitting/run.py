@@ -176,7 +176,9 @@ class _FitRun:
             validation = self._gather(validation_ids, "validation cases") if validation_ids else None
             fits = self._fit_methods(calibration, validation, split)
             fits = self._polish(fits, calibration, validation, calibration_ids)
-        common = self._doubts(calibration, calibration_ids)
+        common = [*calibration.doubts, *self._doubts(calibration, calibration_ids)]
+        if validation is not None:
+            common += [f"validation: {text}" for text in validation.doubts]
         return {
             name: self._fitted(name, [fits[channel, name] for channel in range(self._n_channels)], calibration, common)
             for name in self.pipelines

@@ -1,0 +1,110 @@
+"""Signs of broken input that fitting, applying and measuring see in passing, and must not keep to themselves.
+
+`segcal manifest check` looks closer; this is for whoever did not run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from segcal.cases import CaseData
+from segcal.checks.orientation import Mask, Orientation, fitting_orientations, orientation_dice
+from segcal.checks.turned import CLEAR_GAIN
+from segcal.checks.values import FILL_SHARE
+
+_GOOD_DICE = 0.7
+"""From here on the volume is taken to lie as it should; turned the wrong way round it does not get there."""
+_STRIDE = 7
+"""Every so many voxels are enough to see whether the Dice is good; odd, so that it walks through all columns."""
+
+
+@dataclass(slots=True)
+class TellTales:
+    """What was noticed, case by case.
+
+    Attributes:
+        n_cases: Cases looked at.
+        fill: Share of voxels that look like padding, by case id.
+        turned: How the prediction would fit its label clearly better, by case id.
+    """
+
+    n_cases: int = 0
+    fill: dict[str, float] = field(default_factory=dict)
+    turned: dict[str, str] = field(default_factory=dict)
+
+    def look(self, case: CaseData) -> None:
+        """Look at one case; labels are compared where there are some."""
+        self.n_cases += 1
+        n_voxels = case.logits[0].numel() if case.inside is None else int(case.inside.sum())
+        share = case.n_fill / max(n_voxels, 1)
+        if share >= FILL_SHARE:
+            self.fill[case.case_id] = share
+        better = _better_orientation(case)
+        if better is not None:
+            self.turned[case.case_id] = better
+
+    def warnings(self) -> list[str]:
+        """One sentence for each kind of trouble."""
+        found = []
+        if self.fill:
+            worst = max(self.fill, key=self.fill.__getitem__)
+            found.append(
+                f"{self._cases(self.fill)} hold voxels of exactly (1, 0, ..., 0) or all zeros ({worst}: "
+                f"{self.fill[worst]:.1%}), as padding around the predicted box does; taken as logits they are wrong. "
+                "Set `crop`; `segcal manifest check` names the box"
+            )
+        if self.turned:
+            first = next(iter(self.turned))
+            found.append(
+                f"{self._cases(self.turned)} fit their label clearly better when turned ({first}: {self.turned[first]})"
+                "; `segcal manifest check` says what to do"
+            )
+        return found
+
+    def _cases(self, concerned: Mapping[str, object]) -> str:
+        return f"{len(concerned)} of {self.n_cases} cases"
+
+
+def _better_orientation(case: CaseData) -> str | None:
+    """In words, the turn that raises the mean foreground Dice clearly; None if the case lies well or has no label."""
+    if (case.labels is None and case.region_labels is None) or _mean_dice(case) >= _GOOD_DICE:
+        return None
+    _, z, y, x = case.logits.shape
+    orientations = fitting_orientations((z, y, x), (z, y, x))
+    valid = None if case.valid is None else case.valid.cpu().numpy()
+    masks: Iterator[tuple[Mask, Mask]] = ((a.cpu().numpy(), b.cpu().numpy()) for a, b in _foreground(case))
+    dice = orientation_dice(masks, valid, orientations)
+    now, best = float(dice[orientations.index(Orientation())]), int(dice.argmax())
+    if dice[best] - now < CLEAR_GAIN:
+        return None
+    return f"Dice {dice[best]:.3f} instead of {now:.3f} with {orientations[best].words()}"
+
+
+def _mean_dice(case: CaseData) -> float:
+    """Of a part of the voxels, over the channels seen there; 1 when there is none."""
+    scores = []
+    for predicted, true in _foreground(case, _STRIDE):
+        n_both = int(predicted.sum()) + int(true.sum())
+        if n_both:
+            scores.append(2 * int((predicted & true).sum()) / n_both)
+    return sum(scores) / len(scores) if scores else 1.0
+
+
+def _foreground(case: CaseData, stride: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+    """Predicted and true mask of each channel but the background; flat when only a part is asked for."""
+
+    def taken(values: Tensor) -> Tensor:
+        return values if stride == 1 else values.reshape(-1)[::stride]
+
+    if case.region_labels is not None:
+        for channel, true in enumerate(case.region_labels):
+            yield taken(case.decision[channel]), taken(true)
+        return
+    assert case.labels is not None
+    decision, labels = taken(case.decision), taken(case.labels)
+    for k in range(1, case.logits.shape[0]):
+        yield torch.eq(decision, k), torch.eq(labels, k)
