@@ -1,4 +1,4 @@
-"""The README's reliability figure from a study's folder: python docs/readme_figure.py STUDY docs/img/reliability.png."""
+"""The figure of the README from a study: python docs/readme_figure.py STUDY docs/img/reliability.png."""
 
 from __future__ import annotations
 
