@@ -25,6 +25,7 @@ from segcal.applying.maps import calibrated_maps
 from segcal.applying.record import ApplySettings, CaseEntry, Recipe, RunRecord, open_record
 from segcal.applying.stored import MapFormat, StorageType, check_storage
 from segcal.cases import CaseData, load_case
+from segcal.checks.tell_tales import TellTales
 from segcal.errors import Interrupted, OutputError, SegcalError
 from segcal.fitted import FittedCalibrator
 from segcal.manifest import Manifest, ManifestCase
@@ -162,6 +163,8 @@ class _Job:
     def finish(self, case: ManifestCase, recipe: Recipe, data: CaseData, read_seconds: float) -> None:
         """Calibrate, write, and only then put the case into run.json."""
         start = time.perf_counter()
+        noticed = TellTales()
+        noticed.look(data)
         grid = data.grid or Grid((data.logits.shape[1], data.logits.shape[2], data.logits.shape[3]))
         files = plan_files(case.id, grid, self.settings)
         maps = calibrated_maps(self.fitted, data, self.settings, regions=self.manifest.has_regions)
@@ -181,6 +184,7 @@ class _Job:
             recipe=recipe,
             outputs=outputs,
             n_floored=data.n_floored,
+            warnings=tuple(noticed.warnings()),
             seconds={stage: round(value, 3) for stage, value in seconds.items()},
         )
         self.record.save(self.out)
@@ -189,6 +193,7 @@ class _Job:
 def _run_cases(
     job: _Job, run: ApplyRun, cases: Sequence[ManifestCase], keep_going: bool, progress: Progress | None
 ) -> None:
+    noticed = TellTales()
     with closing(_read_ahead(cases, job.prepare)) as reading:
         for index, (case, reader) in enumerate(reading):
             if progress is not None:
@@ -210,10 +215,12 @@ def _run_cases(
                     raise
                 run.failed[case.id] = str(error)
                 continue
+            noticed.look(prepared.data)
             run.done.append(case.id)
             run.n_floored += prepared.data.n_floored
             if before is not None and before.status == "done":
                 run.redone.append(case.id)
+    run.warnings = (*run.warnings, *noticed.warnings())
     if progress is not None:
         progress("apply", len(cases), len(cases))
 

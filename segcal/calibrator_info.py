@@ -24,6 +24,7 @@ class CalibratorInfo(BaseModel):
         regions: whether the channels are regions of a sigmoid model.
         pooling: how the members were pooled.
         kind: what the member files held.
+        n_members: how many were pooled.
         translation_invariant: of the pipeline; any method on pooled probabilities is.
         preserves: "order", "argmax" or null.
         lambda_: off-diagonal penalty, null where the method has none (`lambda` in the file).
@@ -50,6 +51,7 @@ class CalibratorInfo(BaseModel):
     regions: bool = False
     pooling: Pooling
     kind: Kind
+    n_members: int | None = None
     translation_invariant: bool
     preserves: Literal["order", "argmax"] | None
     lambda_: float | None = Field(default=None, validation_alias="lambda", serialization_alias="lambda")

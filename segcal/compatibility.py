@@ -39,6 +39,11 @@ def check_compatible(info: CalibratorInfo, manifest: Manifest, pooling: Pooling,
         if not force:
             raise MismatchError(f"{message}, or --force.")
         warnings.append(f"{message}; applied because of --force.")
+    if info.n_members not in (None, manifest.n_members):
+        warnings.append(
+            f"number of members differs: fitted on {info.n_members}, applied to {manifest.n_members}; calibration may "
+            "not carry over (no matter if the file is the pooled ensemble itself)"
+        )
     return warnings + _prediction_differences(info, manifest)
 
 

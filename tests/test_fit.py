@@ -81,7 +81,7 @@ def test_info_says_how_the_calibrator_was_made(manifest: Manifest, fitted: dict[
         )  # fmt: skip
         assert (info.translation_invariant, info.preserves) == (method.translation_invariant, method.preserves)
         assert info.manifest_sha256 == manifest.sha256
-        assert info.prediction == {"mirroring": False, "step_size": None, "folds": None}
+        assert info.prediction == {"mirroring": False}
         penalised = getattr(method, "penalised", False)
         assert (info.lambda_ is not None, info.mu is not None) == (penalised, penalised)
         assert set(info.versions) >= {"segcal", "torch", "numpy"}
@@ -245,7 +245,7 @@ def test_one_case_is_enough_when_nothing_is_tuned(tmp_path: Path) -> None:
     manifest = write_ensemble(tmp_path, n_cases=1)
     found = fit(manifest, method="ts")
     assert found.info.validation_nll is None
-    assert any("fitted on 1 cases only" in text for text in found.info.warnings)
+    assert any("fitted on 1 case only" in text for text in found.info.warnings)
     with pytest.raises(ManifestError, match="at least one for calibration and one for validation"):
         fit(manifest, method="dc")
 

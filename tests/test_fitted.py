@@ -36,6 +36,7 @@ DESIGNED = [
     "fit_nll",
     "validation_nll",
     "manifest_sha256",
+    "n_members",
     "prediction",
     "reference_statistics",
     "versions",
@@ -358,3 +359,12 @@ def test_info_refuses_unknown_fields_and_is_frozen() -> None:
         info.seed = 3
     with pytest.raises(ValueError, match="extra"):
         CalibratorInfo.model_validate({**info.model_dump(), "surprise": 1})
+
+
+def test_another_number_of_members_is_a_warning(cms_ap: FittedCalibrator) -> None:
+    here = manifest_of()
+    for fitted_on, n_warnings in ((None, 0), (here.n_members, 0), (here.n_members + 2, 1)):
+        info = cms_ap.info.model_copy(update={"n_members": fitted_on})
+        warnings = FittedCalibrator(cms_ap.calibrator, info).check_compatible(here, "logits")
+        assert len(warnings) == n_warnings
+    assert "number of members differs" in warnings[0]

@@ -687,3 +687,18 @@ def test_channels_nobody_predicted_or_labelled_do_not_count() -> None:
     assert orientation_dice([(full, full), (empty, empty)], None, [Orientation()]).tolist() == [1.0]
     assert orientation_dice([(full, full), (full, empty)], None, [Orientation()]).tolist() == [0.5]
     assert orientation_dice([(empty, empty)], None, [Orientation()]).tolist() == [0.0]
+
+
+def test_probabilities_called_logits_are_found(data: Dataset) -> None:
+    data.members("case_0", lambda values: softmax(values).astype(np.float16))
+
+    finding = data.only("logits_range")
+
+    assert finding.severity == "fatal"
+    assert "`kind: probabilities`" in finding.message
+
+
+def test_a_path_with_backslashes_is_told_to_use_slashes(data: Dataset) -> None:
+    data.content["cases"][0]["label"] = "labels\\case_0.nii.gz"
+
+    assert "written with / on every system" in data.only("missing_file").message

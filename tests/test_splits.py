@@ -178,3 +178,8 @@ def test_empty_subsets_are_refused(repeats: int, calibration: int, validation: i
             n_validation=validation,
             n_test=test,
         )
+
+
+def test_no_labelled_case_at_all_is_said_plainly() -> None:
+    with pytest.raises(ManifestError, match="has no labelled case; add `label: <file>`"):
+        draw_split(manifest_of([], unlabelled=3), seed=0)

@@ -30,6 +30,7 @@ class ValueCounts:
         low, high: Range of the finite values.
         n_off_sum: Probabilities that do not sum to 1; worst_sum is the sum furthest from it.
         n_at_limit: A logit at or beyond the end of float16.
+        n_like_probabilities: In a file of logits, values from 0 to 1 that sum to 1.
         n_certain: A probability of exactly 1.
         n_unit, n_zero: Exactly (1, 0, ..., 0) and all zeros.
         n_corner: The vector of the first or of the last voxel, whichever is more frequent. Padding on any side of
@@ -44,6 +45,7 @@ class ValueCounts:
     n_off_sum: int = 0
     worst_sum: float = 1.0
     n_at_limit: int = 0
+    n_like_probabilities: int = 0
     n_certain: int = 0
     n_unit: int = 0
     n_zero: int = 0
@@ -95,6 +97,8 @@ def _count_part(part: Tensor, probabilities: bool, counts: ValueCounts) -> None:
     counts.n_unit += n_equal(part, torch.eye(part.shape[0])[0])
     counts.n_zero += n_equal(part, torch.zeros(part.shape[0]))
     if not probabilities:
+        if low >= 0 and high <= 1:
+            counts.n_like_probabilities += int(((part.sum(dim=0) - 1).abs() <= FINE_SUM).sum())
         if max(-low, high) >= FLOAT16_MAX:
             counts.n_at_limit += int((part.abs() >= FLOAT16_MAX).any(dim=0).sum())
         return

@@ -35,6 +35,8 @@ def value_findings(member: Member, counts: ValueCounts, *, case: str, file: str,
     found = [_non_finite(member, counts, place)]
     if member.kind == "probabilities":
         found += [_range(counts, place), None if regions else _sums(counts, place), _certain(member, counts, place)]
+    elif not regions and counts.n_like_probabilities == counts.n_voxels:
+        found.append(_not_logits(counts, place))
     else:
         found += [_at_limit(counts, place), _fill(member, counts, place, regions=regions)]
     return [finding for finding in found if finding is not None]
@@ -91,6 +93,14 @@ def _certain(member: Member, counts: ValueCounts, place: _Place) -> Finding | No
     )
     severity: Severity = "warning" if member.values.dtype == np.float16 else "note"
     return place.finding("saturated", severity, text)
+
+
+def _not_logits(counts: ValueCounts, place: _Place) -> Finding:
+    text = (
+        f"declared as logits but all values lie between {counts.low:.4g} and {counts.high:.4g} and every voxel sums to "
+        "1, as probabilities do. Set `kind: probabilities` and store them under the key `probabilities`."
+    )
+    return place.finding("logits_range", "fatal", text)
 
 
 def _at_limit(counts: ValueCounts, place: _Place) -> Finding | None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from segcal.case_labels import load_deployed
 from segcal.cases import CaseData, Want, load_poolings
+from segcal.checks.tell_tales import TellTales
 from segcal.errors import UsageError
 from segcal.evaluation.pictures import CasePicture, case_picture
 from segcal.evaluation.pipelines import Pipeline
@@ -46,6 +47,8 @@ class MeasuredCase:
     n_floored: int
     outside_share: float
     picture: CasePicture | None
+    fill: float = 0.0
+    turned: str | None = None
 
 
 def measure_case(
@@ -70,6 +73,8 @@ def measure_case(
     deployed = load_deployed(manifest, case, device=device, shape=_space(first.logits))
     frame = _frame(manifest, first, deployed, settings, count_outside=count_outside)
     outside_share = 0.0 if first.inside is None else float((~first.inside).double().mean())
+    noticed = TellTales()
+    noticed.look(first)
     del first
     results, energy, n_floored, picture = dict[str, CaseResult](), dict[str, Mapping[str, float]](), 0, None
     for want in wanted:
@@ -93,6 +98,8 @@ def measure_case(
         n_floored=n_floored,
         outside_share=outside_share,
         picture=picture,
+        fill=noticed.fill.get(case.id, 0.0),
+        turned=noticed.turned.get(case.id),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import segcal
+from segcal.checks.tell_tales import TellTales
 from segcal.device import resolve_device
 from segcal.errors import DataError, SegcalError
 from segcal.evaluation.measure import MeasuredCase, measure_case
@@ -179,6 +180,11 @@ def run_context(
 ) -> dict[str, Any]:
     """What was run on what, for summary.json and the report."""
     once = {one.case_id: one for one in measured}
+    noticed = TellTales(
+        len(once),
+        {case: one.fill for case, one in sorted(once.items()) if one.fill},
+        {case: one.turned for case, one in sorted(once.items()) if one.turned is not None},
+    )
     return {
         "run": kind,
         "manifest": {"name": manifest.name, "sha256": manifest.sha256, "kind": manifest.kind},
@@ -190,7 +196,7 @@ def run_context(
         "outside_share": {case: one.outside_share for case, one in sorted(once.items()) if one.outside_share},
         "n_floored": sum(one.n_floored for one in once.values()),
         "failed": dict(failed),
-        "warnings": list(dict.fromkeys(warnings)),
+        "warnings": list(dict.fromkeys([*noticed.warnings(), *warnings])),
         "versions": {
             "segcal": segcal.__version__,
             "python": platform.python_version(),

@@ -233,7 +233,15 @@ def _save_repeat(folder: Path, records: Records, measured: Sequence[MeasuredCase
     records.save(folder)
     save_pictures({m.case_id: m.picture for m in measured if m.picture is not None}, folder)
     context = [
-        {"case": m.case_id, "energy": m.energy, "n_floored": m.n_floored, "outside": m.outside_share} for m in measured
+        {
+            "case": m.case_id,
+            "energy": m.energy,
+            "n_floored": m.n_floored,
+            "outside": m.outside_share,
+            "fill": m.fill,
+            "turned": m.turned,
+        }
+        for m in measured
     ]
     write_text_atomic(folder / "context.json", json.dumps(context, sort_keys=True))
     write_text_atomic(folder / "done", "")
@@ -241,7 +249,10 @@ def _save_repeat(folder: Path, records: Records, measured: Sequence[MeasuredCase
 
 def _load_repeat(folder: Path) -> _Repeat:
     context = json.loads((folder / "context.json").read_text(encoding="utf-8"))
-    cases = tuple(MeasuredCase(c["case"], {}, c["energy"], c["n_floored"], c["outside"], None) for c in context)
+    cases = tuple(
+        MeasuredCase(c["case"], {}, c["energy"], c["n_floored"], c["outside"], None, c["fill"], c["turned"])
+        for c in context
+    )
     pictures = {}
     for path in sorted((folder / "pictures").glob("*.npz")):
         arrays = {name: read_npz_array(path, name) for name in read_npz_header(path)}

@@ -70,6 +70,8 @@ def cell(pipeline: Mapping[str, Any], column: str) -> str:
     if values["mean"] is None:
         return DASH
     mean, low, high = (_shown(values[key], column) for key in ("mean", "low", "high"))
+    if column == "ace" and len(values["by_repeat"]) == 1:
+        return mean  # its range over one repeat would look like an interval of width 0
     return f"{mean} [{low}, {high}]"
 
 

@@ -295,7 +295,8 @@ class _FitRun:
     def _doubts(self, calibration: Gathered, ids: Sequence[str]) -> list[str]:
         doubts = []
         if len(ids) < FEW_CASES:
-            doubts.append(f"fitted on {len(ids)} cases only; with fewer than {FEW_CASES} results vary from set to set")
+            cases = "1 case" if len(ids) == 1 else f"{len(ids)} cases"
+            doubts.append(f"fitted on {cases} only; with fewer than {FEW_CASES} results vary from set to set")
         if self.options.passes > 1 and any(CALIBRATORS[n].spatial for n in self.pipelines):
             doubts.append("local temperature scaling is always fitted on patches, also with --full")
         if calibration.n_floored:
@@ -332,6 +333,7 @@ class _FitRun:
         values = channels[0].values if alike else {}
         by_region = {n: dict(c.values) for n, c in zip(self.manifest.class_names, channels, strict=False)}
         preserves: Preserves = calibrator.preserves
+        how = self.manifest.prediction
         validation = [channel.validation_nll for channel in channels]
         return CalibratorInfo(
             method=name,
@@ -340,6 +342,7 @@ class _FitRun:
             regions=self.manifest.has_regions,
             pooling=self.pooling,
             kind=self.manifest.kind,
+            n_members=self.manifest.n_members,
             translation_invariant=self._translation_invariant(name),
             preserves=preserves,
             lambda_=values.get("lambda"),
@@ -349,7 +352,7 @@ class _FitRun:
             fit_nll=sum(channel.fit_nll for channel in channels) / len(channels),
             validation_nll=_mean(validation),
             manifest_sha256=self.manifest.sha256,
-            prediction=None if self.manifest.prediction is None else self.manifest.prediction.model_dump(mode="json"),
+            prediction=None if how is None else how.model_dump(mode="json", exclude_none=True),
             reference_statistics=calibration.statistics,
             versions={"segcal": segcal.__version__, "torch": version("torch"), "numpy": version("numpy")},
             seed=self.pipelines[name].seed,

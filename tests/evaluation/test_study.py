@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -159,3 +161,15 @@ def test_shipped_studies_load_and_the_paper_has_all_rows_of_its_table() -> None:
 def test_a_misspelt_key_inside_a_list_is_named_with_the_nearest() -> None:
     with pytest.raises(SettingsError, match=r"unknown key `pipelines\.0\.poolng`, did you mean `pooling`"):
         StudySettings.parse({"pipelines": [{"method": "ts", "poolng": "logits"}]}, source="x")
+
+
+def test_a_study_is_not_resumed_on_files_that_changed(finished: Path, phantom: Manifest, tmp_path: Path) -> None:
+    shutil.copytree(phantom.root, tmp_path / "data")
+    shutil.copytree(finished, tmp_path / "out")
+    changed = Manifest.load(tmp_path / "data" / phantom.path.name)
+    study(changed, SMALL, tmp_path / "out", resume=True, device=CPU)
+    member = changed.resolve(changed.cases[0].members[0])
+    with np.load(member) as content:
+        np.savez_compressed(member, logits=content["logits"] + np.float32(1))
+    with pytest.raises(UsageError, match="its files have changed since"):
+        study(changed, SMALL, tmp_path / "out", resume=True, device=CPU)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from segcal.errors import MissingFileError, OutputError
-from segcal.io.atomic import atomic_write, write_text_atomic
+from segcal.io.atomic import atomic_write, check_folder, write_text_atomic
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -145,3 +145,16 @@ def test_files_get_the_permissions_the_user_wants(tmp_path: Path) -> None:
 def test_text_is_utf_8_with_plain_line_feeds(tmp_path: Path) -> None:
     write_text_atomic(tmp_path / "a.txt", "λ = 1\nµ = 2\n")
     assert (tmp_path / "a.txt").read_bytes() == "λ = 1\nµ = 2\n".encode()
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_folder(tmp_path / "new" / "folder")
+    assert names(tmp_path) == []  # only looked at
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"file/sub: cannot be a folder, .*file is a file"):
+        check_folder(tmp_path / "file" / "sub")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(OutputError, match=r"new: .* is read-only or not yours"):
+        check_folder(tmp_path / "new")

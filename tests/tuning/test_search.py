@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from segcal.errors import DataError
+from segcal.errors import DataError, FileFormatError, OutputError
 from segcal.settings import Choices, LogRange, SearchSpace
 from segcal.tuning import Report
 from segcal.tuning.search import SENSIBLE, Tuned, tune
@@ -197,3 +198,54 @@ def test_a_trial_without_a_finite_result_is_never_the_best() -> None:
     found = tune(objective, NAMES, SearchSpace(), n_trials=10, seed=0, problem="p")
     assert found.values["lambda"] > 0
     assert found.n_trials == 10
+
+
+def test_the_lock_of_a_killed_process_does_not_hold_up_the_next_one(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    uninterrupted: tuple[list[dict[str, float]], Tuned],
+) -> None:
+    # A relative path in a subfolder: Optuna's own lock would dangle there and be waited for without end.
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("segcal.tuning.journal._LOCK_SECONDS", 3)
+    storage = Path("sub/trials.log")
+    with pytest.raises(KeyboardInterrupt):
+        run(Search(kill_at=2), storage=storage)
+    Path("sub/trials.log.lock").touch()
+    assert run(Search(), storage=storage) == uninterrupted[1]
+    assert capsys.readouterr().err == ""
+
+
+def test_half_a_line_of_a_killed_process_is_dropped(
+    tmp_path: Path, uninterrupted: tuple[list[dict[str, float]], Tuned]
+) -> None:
+    storage = tmp_path / "trials.log"
+    with pytest.raises(KeyboardInterrupt):
+        run(Search(kill_at=3), storage=storage)
+    with storage.open("ab") as file:
+        file.write(b'{"op_code":5,"worker_id":"x","stu')
+    assert run(Search(), storage=storage) == uninterrupted[1]
+    assert run(Search(), storage=storage) == uninterrupted[1]
+
+
+@pytest.mark.parametrize("content", ["hello\nworld\n", '{"a": 1}\n', "[1, 2]\n"])
+def test_a_file_of_something_else_is_refused_and_left_alone(content: str, tmp_path: Path) -> None:
+    storage = tmp_path / "manifest.yaml"
+    storage.write_text(content)
+    with pytest.raises(FileFormatError, match=r"manifest\.yaml: not a file of tuning trials"):
+        run(Search(), storage=storage)
+    assert storage.read_text() == content
+
+
+def test_a_storage_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trials").mkdir()
+    with pytest.raises(OutputError, match=r"trials: finished trials cannot be kept here: a folder of that name"):
+        run(Search(), storage=tmp_path / "trials")
+
+    def full(self: object, logs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("optuna.storages.journal.JournalFileBackend.append_logs", full)
+    with pytest.raises(OutputError, match=r"trials\.log: finished trials cannot be kept here: the disk is full"):
+        run(Search(), storage=tmp_path / "trials.log")
