@@ -1,4 +1,4 @@
-"""Per-member logits out of trained nnU-Net models, in the geometry of the images, with a manifest that is ready to fit.
+"""Per-member logits out of trained nnU-Net models, in the geometry of the image files, with a manifest ready to fit.
 
 Layout of the folder, for a model with folds 0 and 1:
 
@@ -32,6 +32,7 @@ from segcal.manifest import Manifest
 from segcal.nnunet.geometry import ImageGeometry
 from segcal.nnunet.image_files import find_cases
 from segcal.nnunet.model import Fold, TrainedModel, require_nnunet
+from segcal.nnunet.orientation import box_in_file_order, in_file_order
 from segcal.nnunet.training_cases import TrainingCases, training_cases
 from segcal.types import Progress
 
@@ -158,7 +159,7 @@ def _predicted(
         for k in folds:
             logits = model.member_logits(k, data)
             check_finite(logits, job.case_id, model, k)
-            yield (m, k), geometry, geometry.member(logits)
+            yield (m, k), geometry, in_file_order(geometry.member(logits), properties)
 
 
 def check_finite(logits: Tensor, case_id: str, model: TrainedModel, index: int) -> None:
@@ -182,24 +183,25 @@ def _write_member(
 ) -> None:
     model, fold = models[position[0]], position[1]
     path = out / _member_file(models, position, job.case_id)
-    info = model.prediction
+    info, properties = model.prediction, geometry.properties
+    crop = box_in_file_order(geometry.crop, geometry.shape, properties)
     sidecar = {
         "checkpoint": model.checkpoint,
         "checkpoint_sha256": model.checkpoint_sha256[fold],
         "configuration": model.configuration,
-        "crop": geometry.crop,
+        "crop": crop,
         "fold": model.folds[fold],
         "mirroring": info.mirroring,
         "nnunetv2": require_nnunet(),
         "plans": str(model.predictor.plans_manager.plans_name),
         "reader": model.reader,
-        "spacing_mm": [float(value) for value in geometry.properties["spacing"]],
+        "spacing_mm": [float(value) for value in properties["spacing"]],
         "step_size": info.step_size,
         "trainer": str(model.predictor.trainer_name),
     }
     write_text_atomic(path.with_suffix(".json"), json.dumps(sidecar, indent=1, sort_keys=True) + "\n")
     with atomic_write(path) as temporary:
-        write_npz(temporary, {"logits": values, "crop": np.asarray(geometry.crop, dtype=np.int64)})
+        write_npz(temporary, {"logits": values, "crop": np.asarray(crop, dtype=np.int64)})
 
 
 def _member_file(models: Sequence[TrainedModel], position: tuple[int, int], case_id: str) -> str:
@@ -233,12 +235,6 @@ def _check_models(models: Sequence[TrainedModel], out_of_fold: bool) -> None:
             )
         if model.predictor.dataset_json["file_ending"] != models[0].predictor.dataset_json["file_ending"]:
             raise MismatchError(f"{model.folder}: reads another file ending than {models[0].folder}.")
-        if model.reader.endswith("WithReorient"):
-            raise UsageError(
-                f"{model.folder}: its reader {model.reader} turns images to RAS, so the logits would lie in another "
-                "axis order than image and label. Turn the images to RAS first and set `image_reader_writer` in "
-                f"plans.json to {model.reader.removesuffix('WithReorient')}; both readers then give the same arrays."
-            )
 
 
 def _out_of_fold_members(

@@ -28,6 +28,12 @@ class ImageGeometry:
     properties: Mapping[str, Any]
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """(z, y, x) of the image, in the order of nnU-Net's reader."""
+        before = self.properties["shape_before_cropping"]
+        return tuple(int(before[axis]) for axis in self._backward)
+
+    @property
     def crop(self) -> Box:
         """Box of the image in which the network predicted, in image order (z, y, x)."""
         box = self.properties["bbox_used_for_cropping"]

@@ -142,6 +142,27 @@ def test_region_model_exports_log_odds_of_its_regions(tmp_path: Path) -> None:
     assert difference.max() < PROBABILITY_TOLERANCE
 
 
+@pytest.mark.parametrize("orientation", ["RAS", "LPS", "PIR", "SAL"])
+@pytest.mark.parametrize("reader", ["NibabelIOWithReorient", "SimpleITKIOWithReorient"])
+def test_reader_that_reorients_still_exports_in_the_order_of_the_file(
+    reader: str, orientation: str, tmp_path: Path
+) -> None:
+    untrained.write_model(tmp_path / "model", reader=reader)
+    images = untrained.write_images(tmp_path / "images", ["a"], orientation=orientation)
+    one_fold = load_model(tmp_path / "model", folds=[0], device=CPU, mirroring=False)
+    manifest = export_logits([one_fold], images, tmp_path / "out").manifest
+    untrained.nnunet_predict(
+        tmp_path / "model", images, tmp_path / "own", folds=[0], mirroring=False, probabilities=False
+    )
+
+    member = read_member(manifest.resolve("fold_0/a.npz"), kind="logits")
+    image = untrained.read_segmentation(images / "a_0000.nii.gz")
+    assert member.crop == tuple((int(at.min()), int(at.max()) + 1) for at in np.nonzero(image))
+    own = untrained.read_segmentation(tmp_path / "own" / "a.nii.gz")
+    np.testing.assert_array_equal(member.values.argmax(0), own)
+    assert own.any()
+
+
 def test_folds_of_several_model_folders_are_members_side_by_side(
     folder: Path, model: TrainedModel, exported: Manifest, tmp_path: Path
 ) -> None:

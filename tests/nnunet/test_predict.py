@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from typer.testing import CliRunner
 
 from segcal.apply import apply_calibrator
@@ -170,6 +171,47 @@ def test_region_model_keeps_the_painted_label_map(tmp_path: Path) -> None:
         for region, value in zip(stored(tmp_path / "out", case_id), (1, 2), strict=True):
             painted[region > 0.5] = value
         np.testing.assert_array_equal(painted, own)
+
+
+@pytest.mark.parametrize("reader", ["NibabelIOWithReorient", "SimpleITKIOWithReorient"])
+def test_reader_that_reorients_keeps_nnunets_files(reader: str, tmp_path: Path) -> None:
+    untrained.write_model(tmp_path / "model", reader=reader)
+    images = untrained.write_images(tmp_path / "images", ["a"], orientation="PIR")
+    for probabilities in (False, True):
+        untrained.nnunet_predict(
+            tmp_path / "model",
+            images,
+            tmp_path / f"own_{probabilities}",
+            folds=(0, 1, 2),
+            mirroring=False,
+            probabilities=probabilities,
+        )
+    model = load_model(tmp_path / "model", device=CPU, mirroring=False)
+    predict_folder(model, named(make_fitted("ts")), images, tmp_path / "out")
+
+    own = untrained.read_segmentation(tmp_path / "own_False" / "a.nii.gz")
+    np.testing.assert_array_equal(untrained.read_segmentation(tmp_path / "out" / "a.nii.gz"), own)
+    np.testing.assert_allclose(stored(tmp_path / "out", "a"), stored(tmp_path / "own_True", "a"), atol=1e-2)
+
+
+def test_pictures_are_predicted_as_nnunet_does(tmp_path: Path) -> None:
+    untrained.write_png_model(tmp_path / "model")
+    images = tmp_path / "images"
+    images.mkdir()
+    grey = np.random.default_rng(0).integers(1, 255, (30, 41), dtype=np.uint8)
+    Image.fromarray(grey).save(images / "a_0000.png")
+    untrained.nnunet_predict(
+        tmp_path / "model", images, tmp_path / "own", folds=(0, 1, 2), mirroring=True, probabilities=False
+    )
+    model = load_model(tmp_path / "model", device=CPU)
+    predict_folder(model, named(temperature(2.0)), images, tmp_path / "out")
+    manifest = export_logits([model], images, tmp_path / "logits").manifest
+
+    own = np.asarray(Image.open(tmp_path / "own" / "a.png"))
+    np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "out" / "a.png")), own)
+    assert stored(tmp_path / "out", "a").shape == (3, 1, 30, 41)
+    case = load_case(manifest, manifest.cases[0], pooling="logits", device=CPU, with_labels=False)
+    assert np.mean(case.decision[0].numpy() != own) < 0.01
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Model folders that nnU-Net's real predictor takes, written in a moment: random weights instead of training.
 
-Two kinds. `write_model` is 3-D with three classes and a transposed plan, and its images are anisotropic, need
-resampling and are cropped. `write_region_model` is 2-D with two channels, overlapping regions and an ignore label.
+`write_model` is 3-D with three classes and a transposed plan, and its images are anisotropic, need resampling and are
+cropped. `write_region_model` is 2-D with two channels, overlapping regions and an ignore label. `write_png_model` reads
+grey pictures.
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ _LABELS = {name: value for value, name in enumerate(CLASSES)}
 _REGIONS = {"background": 0, "whole": [1, 2], "core": [2], "ignore": 3}
 
 
-def write_model(folder: Path, *, near_ties: bool = False, previous_stage: str | None = None) -> Path:
+def write_model(
+    folder: Path, *, near_ties: bool = False, previous_stage: str | None = None, reader: str = "SimpleITKIO"
+) -> Path:
     """A 3-D model with three folds; with `near_ties` its last two classes differ by next to nothing everywhere."""
     plans = _plans(dimensions=3, n_channels=1, forward=(2, 0, 1), spacing=(1.4, 3.1, 1.5), patch=(16, 8, 16))
+    plans["image_reader_writer"] = reader
     if previous_stage is not None:
         plans["configurations"]["tiny"]["previous_stage"] = previous_stage
     dataset = {"channel_names": {"0": "CT"}, "labels": _LABELS, "numTraining": 5, "file_ending": ".nii.gz"}
@@ -48,8 +52,16 @@ def write_region_model(folder: Path) -> Path:
     return _write(folder, plans, dataset, heads=2, channels=2)
 
 
-def write_images(folder: Path, case_ids: Sequence[str], n_channels: int = 1) -> Path:
-    """Images with zeros around `CROP` and a voxel 1.0 x 1.2 x 4.5 mm."""
+def write_png_model(folder: Path) -> Path:
+    """A 2-D model of grey PNG images with three classes."""
+    plans = _plans(dimensions=2, n_channels=1, forward=(0, 1, 2), spacing=(1.0, 1.0), patch=(16, 16))
+    plans["image_reader_writer"] = "NaturalImage2DIO"
+    dataset = {"channel_names": {"0": "grey"}, "labels": _LABELS, "numTraining": 5, "file_ending": ".png"}
+    return _write(folder, plans, dataset, heads=3, channels=1)
+
+
+def write_images(folder: Path, case_ids: Sequence[str], n_channels: int = 1, orientation: str = "LPS") -> Path:
+    """Images with zeros around `CROP` and a voxel 1.0 x 1.2 x 4.5 mm; another orientation turns the array."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed, case_id in enumerate(case_ids):
         for channel in range(n_channels):
@@ -60,7 +72,8 @@ def write_images(folder: Path, case_ids: Sequence[str], n_channels: int = 1) -> 
             image = SimpleITK.GetImageFromArray(values)
             image.SetSpacing((1.0, 1.2, 4.5))
             image.SetOrigin((-12.0, 7.5, 30.0))
-            SimpleITK.WriteImage(image, folder / f"{case_id}_{channel:04d}.nii.gz")
+            turned = SimpleITK.DICOMOrient(image, orientation)
+            SimpleITK.WriteImage(turned, folder / f"{case_id}_{channel:04d}.nii.gz")
     return folder
 
 
@@ -79,9 +92,10 @@ def nnunet_predict(
 
     predictor = nnUNetPredictor(use_mirroring=mirroring, device=torch.device("cpu"), allow_tqdm=False)
     predictor.initialize_from_trained_model_folder(str(model), tuple(folds))
-    ids = sorted({path.name[: -len("_0000.nii.gz")] for path in images.iterdir()})
+    ending = predictor.dataset_json["file_ending"]
+    ids = sorted({path.name[: -len(f"_0000{ending}")] for path in images.iterdir()})
     # Lists instead of the folder: for a folder nnU-Net starts twelve processes to look at its names.
-    files = [[str(path) for path in sorted(images.glob(f"{case_id}_????.nii.gz"))] for case_id in ids]
+    files = [[str(path) for path in sorted(images.glob(f"{case_id}_????{ending}"))] for case_id in ids]
     out.mkdir(parents=True)
     predictor.predict_from_files_sequential(files, [str(out / case_id) for case_id in ids], probabilities)
 
