@@ -31,7 +31,7 @@ from segcal.io.dataset_json import DatasetLabels
 from segcal.manifest import Manifest
 from segcal.nnunet.geometry import ImageGeometry
 from segcal.nnunet.image_files import find_cases
-from segcal.nnunet.model import Fold, TrainedModel, require_nnunet
+from segcal.nnunet.model import Fold, TrainedModel, file_sha256, require_nnunet
 from segcal.nnunet.orientation import box_in_file_order, in_file_order
 from segcal.nnunet.training_cases import TrainingCases, training_cases
 from segcal.types import Progress
@@ -70,6 +70,7 @@ def export_logits(
     splits: Path | None = None,
     out_of_fold: bool = False,
     force: bool = False,
+    resume: bool = False,
     progress: Progress | None = None,
 ) -> Export:
     """Predict every image of a folder with every member and write the logits.
@@ -82,6 +83,7 @@ def export_logits(
         splits: splits_final.json; looked for beside the model when absent.
         out_of_fold: fold k predicts only its own validation cases, so every case gets one member.
         force: export cases a member was trained on.
+        resume: leave out members whose file and sidecar are already there, from the same image and checkpoint.
         progress: called after every member of every case.
 
     Raises:
@@ -102,11 +104,12 @@ def export_logits(
         members = dict.fromkeys(cases, everyone)
     jobs = [_Job(case_id, cases[case_id], own) for case_id, own in members.items()]
     found_labels = _labels(labels, [job.case_id for job in jobs], models[0], warnings)
-    _run(models, jobs, out, progress)
     entries = [_entry(models, job, out, found_labels.get(job.case_id)) for job in jobs]
     content = manifest_content(models, entries, name=out.resolve().name or "export", out_of_fold=out_of_fold)
-    manifest = Manifest.from_content(content, out / MANIFEST_NAME).save(out / MANIFEST_NAME)
-    return Export(manifest, tuple(warnings))
+    # Validated before hours of prediction, written after them: a folder with a manifest is complete.
+    manifest = Manifest.from_content(content, out / MANIFEST_NAME)
+    _run(models, jobs, out, resume, progress)
+    return Export(manifest.save(out / MANIFEST_NAME), tuple(warnings))
 
 
 def manifest_content(
@@ -136,22 +139,29 @@ def channels(labels: DatasetLabels) -> dict[str, Any]:
     return {"regions": regions, "regions_class_order": list(labels.regions_class_order or ()), **content}
 
 
-def _run(models: Sequence[TrainedModel], jobs: Sequence[_Job], out: Path, progress: Progress | None) -> None:
+def _run(
+    models: Sequence[TrainedModel], jobs: Sequence[_Job], out: Path, resume: bool, progress: Progress | None
+) -> None:
     total, done = sum(len(job.members) for job in jobs), 0
     for job in jobs:
-        for position, geometry, values in _predicted(models, job):
-            _write_member(out, models, job, position, geometry, values)
+        recipes = {position: _recipe(models[position[0]], position[1], job) for position in job.members}
+        left = [
+            p for p in job.members if not (resume and _is_there(out / _member_file(models, p, job.case_id), recipes[p]))
+        ]
+        done += len(job.members) - len(left)
+        for position, geometry, values in _predicted(models, job, left):
+            _write_member(out / _member_file(models, position, job.case_id), recipes[position], geometry, values)
             done += 1
             if progress is not None:
                 progress("export", done, total)
 
 
 def _predicted(
-    models: Sequence[TrainedModel], job: _Job
+    models: Sequence[TrainedModel], job: _Job, members: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[tuple[int, int], ImageGeometry, NDArray[np.float16]]]:
-    """Every member's logits of one case; images are preprocessed once per model."""
+    """Logits of one case by the given members; images are preprocessed once per model."""
     for m, model in enumerate(models):
-        folds = [k for own, k in job.members if own == m]
+        folds = [k for own, k in members if own == m]
         if not folds:
             continue
         data, properties = model.preprocess(job.files)
@@ -173,35 +183,41 @@ def check_finite(logits: Tensor, case_id: str, model: TrainedModel, index: int) 
         )
 
 
-def _write_member(
-    out: Path,
-    models: Sequence[TrainedModel],
-    job: _Job,
-    position: tuple[int, int],
-    geometry: ImageGeometry,
-    values: NDArray[np.float16],
-) -> None:
-    model, fold = models[position[0]], position[1]
-    path = out / _member_file(models, position, job.case_id)
-    info, properties = model.prediction, geometry.properties
-    crop = box_in_file_order(geometry.crop, geometry.shape, properties)
-    sidecar = {
+def _recipe(model: TrainedModel, index: int, job: _Job) -> dict[str, Any]:
+    """Everything a member's file depends on."""
+    info = model.prediction
+    return {
         "checkpoint": model.checkpoint,
-        "checkpoint_sha256": model.checkpoint_sha256[fold],
+        "checkpoint_sha256": model.checkpoint_sha256[index],
         "configuration": model.configuration,
-        "crop": crop,
-        "fold": model.folds[fold],
+        "fold": model.folds[index],
+        "images_sha256": [file_sha256(path) for path in job.files],
         "mirroring": info.mirroring,
         "nnunetv2": require_nnunet(),
         "plans": str(model.predictor.plans_manager.plans_name),
         "reader": model.reader,
-        "spacing_mm": [float(value) for value in properties["spacing"]],
         "step_size": info.step_size,
         "trainer": str(model.predictor.trainer_name),
     }
-    write_text_atomic(path.with_suffix(".json"), json.dumps(sidecar, indent=1, sort_keys=True) + "\n")
+
+
+def _write_member(path: Path, recipe: Mapping[str, Any], geometry: ImageGeometry, values: NDArray[np.float16]) -> None:
+    crop = box_in_file_order(geometry.crop, geometry.shape, geometry.properties)
+    spacing = [float(value) for value in geometry.properties["spacing"]]
     with atomic_write(path) as temporary:
         write_npz(temporary, {"logits": values, "crop": np.asarray(crop, dtype=np.int64)})
+    # Last: a sidecar that says the right things then stands beside a finished file.
+    sidecar = {**recipe, "crop": crop, "spacing_mm": spacing}
+    write_text_atomic(path.with_suffix(".json"), json.dumps(sidecar, indent=1, sort_keys=True) + "\n")
+
+
+def _is_there(path: Path, recipe: Mapping[str, Any]) -> bool:
+    """Whether a member's file was finished from exactly this."""
+    try:
+        sidecar = json.loads(path.with_suffix(".json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return path.is_file() and all(sidecar.get(key) == value for key, value in recipe.items())
 
 
 def _member_file(models: Sequence[TrainedModel], position: tuple[int, int], case_id: str) -> str:

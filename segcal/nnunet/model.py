@@ -77,7 +77,7 @@ class TrainedModel:
     @cached_property
     def checkpoint_sha256(self) -> tuple[str, ...]:
         """Hash of every fold's checkpoint file, in the order of `folds`."""
-        return tuple(_sha256(_checkpoint_path(self.folder, fold, self.checkpoint)) for fold in self.folds)
+        return tuple(file_sha256(_checkpoint_path(self.folder, fold, self.checkpoint)) for fold in self.folds)
 
     def preprocess(self, image_files: Sequence[Path]) -> tuple[Tensor, dict[str, Any]]:
         """Read the channels of one case and prepare them as nnU-Net does; the result serves all folds.
@@ -227,7 +227,8 @@ def _predictor(
 
 
 def _chosen_folds(folder: Path, folds: Sequence[Fold] | None, checkpoint: str) -> tuple[Fold, ...]:
-    found = {parse_fold(path.parent.name.removeprefix("fold_")) for path in folder.glob(f"fold_*/{checkpoint}")}
+    names = (path.parent.name.removeprefix("fold_") for path in folder.glob(f"fold_*/{checkpoint}"))
+    found = {parse_fold(name) for name in names if name == "all" or name.isdecimal()}  # not `fold_0_old`
     there = sorted(fold for fold in found if isinstance(fold, int))
     if folds is None:
         if not there:
@@ -257,6 +258,7 @@ def _log_types() -> list[Any]:
     return [np.dtype, *((scalar, name) for name in names), *dtypes]
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Hash of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

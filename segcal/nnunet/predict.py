@@ -85,7 +85,7 @@ def predict_folder(
     cases = find_cases(images, model.predictor.dataset_json)
     if out.resolve() == images.resolve():
         raise UsageError(f"{out}: is the folder of the images; choose another folder with -o.")
-    warnings = check_applicable(model, fitted, tuple(cases), force=force)
+    warnings = check_applicable(model, fitted, force=force)
     _write_json(out / "dataset.json", model.predictor.dataset_json)
     _write_json(out / "plans.json", model.predictor.plans_manager.plans)
     _write_json(out / RECORD_NAME, _record(model, fitted, dtype))
@@ -96,13 +96,10 @@ def predict_folder(
     return PredictRun(out, tuple(cases), tuple(warnings))
 
 
-def check_applicable(
-    model: TrainedModel, fitted: FittedCalibrator, case_ids: Sequence[str], *, force: bool = False
-) -> list[str]:
+def check_applicable(model: TrainedModel, fitted: FittedCalibrator, *, force: bool = False) -> list[str]:
     """Compare calibrator and model: errors for other classes, warnings for other folds, mirroring or step size."""
-    names = [f"member_{k}.npz" for k in range(len(model.folds))]
-    entries = [{"id": case_id, "members": [f"{case_id}/{name}" for name in names]} for case_id in case_ids]
-    manifest = Manifest.model_validate(manifest_content([model], entries, name="predict"))
+    case = {"id": "any", "members": [f"member_{k}/any.npz" for k in range(len(model.folds))]}
+    manifest = Manifest.model_validate(manifest_content([model], [case], name="predict"))
     return fitted.check_compatible(manifest, fitted.info.pooling, force=force)
 
 

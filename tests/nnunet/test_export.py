@@ -236,6 +236,41 @@ def test_out_of_fold_predicts_every_case_with_the_fold_that_did_not_see_it(
     np.testing.assert_array_equal(own, read_member(exported.resolve("fold_1/case_b.npz"), kind="logits").values)
 
 
+def test_resume_leaves_finished_members_alone_and_redoes_what_changed(
+    folder: Path, model: TrainedModel, exported: Manifest, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(exported.root, out)
+    marker = b"not looked at again"
+    for name in ("fold_0/case_a.npz", "fold_1/case_b.npz", "fold_2/case_b.npz"):
+        (out / name).write_bytes(marker)
+    (out / "fold_1" / "case_b.json").unlink()  # stopped between the file and its sidecar
+    images = tmp_path / "images"
+    shutil.copytree(folder / "images", images)
+    steps: list[tuple[int, int]] = []
+    export_logits([model], images, out, resume=True, progress=lambda _, done, total: steps.append((done, total)))
+
+    assert steps == [(6, 6)]
+    assert (out / "fold_0" / "case_a.npz").read_bytes() == marker
+    assert (out / "fold_1" / "case_b.npz").read_bytes() == (exported.root / "fold_1" / "case_b.npz").read_bytes()
+
+    shutil.copy(images / "case_b_0000.nii.gz", images / "case_a_0000.nii.gz")
+    export_logits([model], images, out, resume=True)
+    for fold in range(3):
+        changed = read_member(out / f"fold_{fold}" / "case_a.npz", kind="logits").values
+        expected = read_member(exported.resolve(f"fold_{fold}/case_b.npz"), kind="logits").values
+        np.testing.assert_array_equal(changed, expected)
+
+
+def test_folders_that_are_no_folds_are_not_taken_for_some(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "model", tmp_path / "model")
+    shutil.copytree(tmp_path / "model" / "fold_0", tmp_path / "model" / "fold_0_old")
+    (tmp_path / "model" / "fold_2").rename(tmp_path / "model" / "fold_all")
+
+    assert load_model(tmp_path / "model", device=CPU).folds == (0, 1)
+    assert load_model(tmp_path / "model", folds=["all"], device=CPU).folds == ("all",)
+
+
 def test_cascade_is_refused_and_the_message_says_the_way_out(tmp_path: Path) -> None:
     untrained.write_model(tmp_path / "model", previous_stage="3d_lowres")
     with pytest.raises(UsageError, match=r"second stage of a cascade.*3d_lowres.*segcal nnunet postprocess"):
