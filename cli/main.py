@@ -38,6 +38,7 @@ COMMANDS = (
     Entry("report", "report", "report", "Make one HTML page from the results of evaluate, study or apply."),
     Entry("qa", "qa", "qa", "Look at a batch without ground truth: who needs a look."),
     Entry("audit", "audit", "audit", "Check that shifts change nothing and decisions are kept."),
+    Entry("nnunet", "nnunet", "app", "Logits out of nnU-Net, calibrated maps into its folders."),
     Entry("corrupt", "corrupt", "corrupt", "Corrupt 2-D images, to measure calibrators under shift."),
 )
 

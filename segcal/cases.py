@@ -111,10 +111,10 @@ def load_poolings(
     counts = [len(_chosen(case, want.n_members)) for want in wanted]
     paths = [manifest.resolve(member) for member in case.members[: max(counts)]]
     # Taken first: a file that changes while it is read then differs from its fingerprint, never the other way round.
-    fingerprints = tuple(member_fingerprint(path) for path in paths)
+    fingerprints = tuple(member_fingerprint(path, case.crop) for path in paths)
     pools = [Pool(want.pooling, regions=manifest.has_regions, device=device) for want in wanted]
     grid: Grid | None = None
-    with closing(_read_members(manifest, paths)) as members:
+    with closing(_read_members(manifest, case, paths)) as members:
         position = 0  # counted by hand: `enumerate` keeps its last tuple, and the member in it, alive
         for member in members:
             _check_member(manifest, case, member, grid)
@@ -161,7 +161,7 @@ def _chosen(case: ManifestCase, n_members: int | None) -> Sequence[str]:
     return case.members[:n_members]
 
 
-def _read_members(manifest: Manifest, paths: Sequence[Path]) -> Generator[Member]:
+def _read_members(manifest: Manifest, case: ManifestCase, paths: Sequence[Path]) -> Generator[Member]:
     """Members in order, read ahead; a new one is started only after the consumer let go of the one before."""
     waiting = deque(paths)
     running: deque[Future[Member]] = deque()
@@ -170,7 +170,9 @@ def _read_members(manifest: Manifest, paths: Sequence[Path]) -> Generator[Member
             while waiting or running:
                 while waiting and len(running) < MEMBERS_IN_MEMORY:
                     path = waiting.popleft()
-                    running.append(executor.submit(read_member, path, kind=manifest.kind, axes=manifest.axes))
+                    running.append(
+                        executor.submit(read_member, path, kind=manifest.kind, axes=manifest.axes, crop=case.crop)
+                    )
                 # Popped inside the expression: a name would keep the member alive while the next one is decoded.
                 yield running.popleft().result()
         finally:

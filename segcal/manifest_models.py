@@ -51,6 +51,7 @@ def _case_id(text: str) -> str:
     return text
 
 
+Bounds = tuple[Annotated[StrictInt, Field(ge=0)], Annotated[StrictInt, Field(ge=1)]]
 RelativePath = Annotated[StrictStr, AfterValidator(_relative_path)]
 Name = Annotated[StrictStr, AfterValidator(_plain_name)]
 CaseId = Annotated[StrictStr, AfterValidator(_case_id)]
@@ -67,6 +68,8 @@ class ManifestCase(ManifestPart):
         group: Stratum for reports, such as a site.
         subject: Cases of one subject are never torn apart by splits and resampling.
         deployed: The segmentation in use; flips are then also counted against it.
+        crop: [low, high) per axis, in the order of the member's array: where the network predicted, for members that
+            do not say it themselves. nnU-Net keeps it in a pickle; `segcal nnunet collect` brings it here.
     """
 
     id: CaseId
@@ -76,6 +79,7 @@ class ManifestCase(ManifestPart):
     group: Name | None = None
     subject: Name | None = None
     deployed: RelativePath | None = None
+    crop: Annotated[tuple[Bounds, ...], Field(min_length=2, max_length=3)] | None = None
 
     @property
     def subject_key(self) -> str:

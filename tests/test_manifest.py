@@ -49,6 +49,18 @@ def refusal(tmp_path: Path, data: object) -> str:
     return str(caught.value)
 
 
+def test_a_case_may_say_where_the_network_predicted(tmp_path: Path) -> None:
+    data = content()
+    data["cases"][1]["crop"] = [[1, 3], [0, 5], [2, 6]]
+    manifest = load(tmp_path, data)
+    assert [case.crop for case in manifest.cases] == [None, ((1, 3), (0, 5), (2, 6)), None]
+    assert manifest.save(tmp_path / "again.yaml").sha256 == manifest.sha256 != load(tmp_path, content()).sha256
+
+    for wrong in ([[1, 3]], [[1, 3], [0, 5], [-2, 6]], [[1, 3], [0, 5], [2, 6.5]], [1, 3], "all"):
+        data["cases"][1]["crop"] = wrong
+        assert "cases[1].crop" in refusal(tmp_path, data)
+
+
 def test_every_field_of_the_design_is_read(tmp_path: Path) -> None:
     text = """
     version: 1

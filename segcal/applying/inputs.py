@@ -14,7 +14,9 @@ from segcal.manifest import Manifest, ManifestCase
 
 def input_fingerprints(manifest: Manifest, case: ManifestCase) -> tuple[InputFile, ...]:
     """What a case is made from: its members and, where they carry no geometry, the file that does."""
-    found = [InputFile(file=name, fingerprint=member_fingerprint(manifest.resolve(name))) for name in case.members]
+    found = [
+        InputFile(file=name, fingerprint=member_fingerprint(manifest.resolve(name), case.crop)) for name in case.members
+    ]
     if is_nifti(manifest.resolve(case.members[0])):
         return tuple(found)
     for name in (case.label, case.deployed, case.image):

@@ -59,6 +59,9 @@ class CaseCheck:
             self.findings += [] if turned is None or turned.finding is None else [turned.finding]
         return self
 
+    def _read_member(self, path: Path) -> Member:
+        return read_member(path, kind=self.manifest.kind, axes=self.manifest.axes, crop=self.case.crop)
+
     def _members(self) -> Pooled | None:
         """Check each member and pool it; None when one of them cannot be pooled."""
         pool: Pool | None = Pool("logits", regions=self.manifest.has_regions, device=torch.device("cpu"))
@@ -66,7 +69,7 @@ class CaseCheck:
         fingerprints: dict[str, str] = {}
         for file in self.case.members:
             path = self.manifest.resolve(file)
-            member = self._read(file, lambda p: read_member(p, kind=self.manifest.kind, axes=self.manifest.axes))
+            member = self._read(file, self._read_member)
             if member is None:
                 pool = None
                 continue

@@ -6,6 +6,7 @@ Logits and probabilities are told apart by the declared kind and the key in the 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,9 @@ __all__ = [
 
 Axes: TypeAlias = Literal["czyx", "cxyz", "cyx"]
 """Order of the axes in .npz files; nnU-Net's is czyx. NIfTI files have their own fixed order."""
+
+DeclaredCrop: TypeAlias = Sequence[Sequence[int]] | None
+"""A box as people write it: [low, high) per axis, in the order of the array in the file."""
 
 _KINDS: tuple[Kind, Kind] = ("logits", "probabilities")
 _MAX_SIDECAR_BYTES = 2**24
@@ -74,17 +78,24 @@ class Member:
     step: float | None = None
 
 
-def read_member_header(path: Path, *, kind: Kind, axes: str = "czyx") -> MemberHeader:
+def read_member_header(path: Path, *, kind: Kind, axes: str = "czyx", crop: DeclaredCrop = None) -> MemberHeader:
     """Read shape, dtype and crop of a member file; see `read_member`."""
     if is_nifti(path):
         nifti = read_nifti_header(path)
         shape = _array_shape(path, nifti.shape, nifti.dtype, "czyx", scaled=nifti.scaled)
-        return MemberHeader(shape, nifti.dtype, kind, _crop(path, None, "czyx", shape))
+        return MemberHeader(shape, nifti.dtype, kind, _crop(path, None, crop, "czyx", shape))
     with _opened_npz(path) as reader:
-        return _npz_header(path, reader, kind, axes)
+        return _npz_header(path, reader, kind, axes, crop)
 
 
-def read_member(path: Path, *, kind: Kind, axes: str = "czyx", limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Member:
+def read_member(
+    path: Path,
+    *,
+    kind: Kind,
+    axes: str = "czyx",
+    crop: DeclaredCrop = None,
+    limit_bytes: int = DEFAULT_LIMIT_BYTES,
+) -> Member:
     """Read one member of one case.
 
     `.npz`: key `logits` or `probabilities`, float16, float32 or float64, axes as declared. `.nii`, `.nii.gz`: 4-D,
@@ -95,25 +106,26 @@ def read_member(path: Path, *, kind: Kind, axes: str = "czyx", limit_bytes: int 
         path: the file.
         kind: what the manifest says the file holds; an .npz whose key says otherwise is refused.
         axes: order of the axes in an .npz: czyx, cxyz, or cyx for 2-D images, which get z = 1.
+        crop: the box as the manifest gives it, for a file that does not say it itself; both must agree.
         limit_bytes: a file that declares a larger array is refused before anything is unpacked.
     """
     if is_nifti(path):
-        return _read_nifti_member(path, kind, limit_bytes)
+        return _read_nifti_member(path, kind, crop, limit_bytes)
     with _opened_npz(path) as reader:
-        header = _npz_header(path, reader, kind, axes)
+        header = _npz_header(path, reader, kind, axes, crop)
         values = reader.array(kind, limit_bytes=limit_bytes)
     return Member(_ordered(values, axes, header.shape), kind, header.crop, None, path)
 
 
-def member_fingerprint(path: Path) -> str:
+def member_fingerprint(path: Path, crop: DeclaredCrop = None) -> str:
     """Text that changes when the member or its crop changes; sizes and stored checksums, nothing is unpacked."""
     content = nifti_fingerprint(path) if is_nifti(path) else npz_fingerprint(path)
-    crop = _sidecar_crop(path)
-    return content if crop is None else f"{content};crop:{json.dumps(crop, separators=(',', ':'))}"
+    boxes = [box for box in (_sidecar_crop(path), crop) if box is not None]
+    return content + "".join(f";crop:{json.dumps(box, separators=(',', ':'))}" for box in boxes)
 
 
-def _read_nifti_member(path: Path, kind: Kind, limit_bytes: int) -> Member:
-    declared = read_member_header(path, kind=kind)
+def _read_nifti_member(path: Path, kind: Kind, crop: DeclaredCrop, limit_bytes: int) -> Member:
+    declared = read_member_header(path, kind=kind, crop=crop)
     stored, header = read_nifti(path, limit_bytes=limit_bytes)
     step = abs(header.slope) if header.scaled and header.dtype.kind in "iu" else None
     return Member(scaled_values(stored, header), kind, declared.crop, header.grid, path, step)
@@ -125,13 +137,13 @@ def _opened_npz(path: Path) -> AbstractContextManager[NpzReader]:
     return open_npz(path)
 
 
-def _npz_header(path: Path, reader: NpzReader, kind: Kind, axes: str) -> MemberHeader:
+def _npz_header(path: Path, reader: NpzReader, kind: Kind, axes: str, crop: DeclaredCrop) -> MemberHeader:
     if kind not in reader.entries:
         raise _wrong_key(path, kind, tuple(reader.entries))
     header = reader.header(kind)
     shape = _array_shape(path, header.shape, header.dtype, axes)
     stored_crop = reader.array("crop", limit_bytes=_MAX_CROP_BYTES) if "crop" in reader.entries else None
-    return MemberHeader(shape, header.dtype, kind, _crop(path, stored_crop, axes, shape))
+    return MemberHeader(shape, header.dtype, kind, _crop(path, stored_crop, crop, axes, shape))
 
 
 def _wrong_key(path: Path, kind: Kind, keys: tuple[str, ...]) -> FileFormatError:
@@ -187,13 +199,21 @@ def _ordered(values: AnyArray, axes: str, shape: tuple[int, int, int, int]) -> A
     return ordered
 
 
-def _crop(path: Path, stored: AnyArray | None, axes: str, shape: tuple[int, int, int, int]) -> Box | None:
-    """The box as (z, y, x) from the array in the file, the sidecar, or both when they agree."""
-    found = (None if stored is None else stored.tolist(), _sidecar_crop(path))
-    boxes = [_box(path, crop, axes, shape) for crop in found if crop is not None]
-    if len(boxes) == 2 and boxes[0] != boxes[1]:
-        raise FileFormatError(f"{path}: its own crop {boxes[0]} and the one beside it {boxes[1]} differ; remove one.")
-    return boxes[0] if boxes else None
+def _crop(
+    path: Path, stored: AnyArray | None, declared: DeclaredCrop, axes: str, shape: tuple[int, int, int, int]
+) -> Box | None:
+    """The box as (z, y, x) from the array in the file, the sidecar or the manifest; those that say it must agree."""
+    found = {
+        "its own crop": None if stored is None else stored.tolist(),
+        "the one beside it": _sidecar_crop(path),
+        "the manifest's": declared,
+    }
+    boxes = {where: _box(path, crop, axes, shape) for where, crop in found.items() if crop is not None}
+    first = next(iter(boxes.items()), None)
+    for where, box in boxes.items():
+        if first is not None and box != first[1]:
+            raise FileFormatError(f"{path}: {first[0]} {first[1]} and {where} {box} differ; remove one.")
+    return None if first is None else first[1]
 
 
 def _box(path: Path, crop: Any, axes: str, shape: tuple[int, int, int, int]) -> Box:

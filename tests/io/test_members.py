@@ -215,6 +215,20 @@ def test_two_different_crops_are_refused(tmp_path: Path, logits: np.ndarray[Any,
     assert read_member(path, kind="logits").crop == BOX
 
 
+def test_the_crop_of_the_manifest_holds_where_the_file_says_none(tmp_path: Path, logits: np.ndarray[Any, Any]) -> None:
+    silent = saved(tmp_path / "silent.npz", logits=logits)
+    volume = tmp_path / "volume.nii.gz"
+    write_nifti(volume, logits.astype(np.float32), affine=np.eye(4))
+    speaking = saved(tmp_path / "speaking.npz", logits=logits, crop=np.array(BOX))
+    for path in (silent, volume, speaking):
+        assert read_member(path, kind="logits", crop=BOX).crop == BOX
+    with pytest.raises(FileFormatError, match=r"its own crop .* and the manifest's .* differ"):
+        read_member(speaking, kind="logits", crop=[[0, 4], [0, 5], [0, 6]])
+    with pytest.raises(FileFormatError, match=r"silent\.npz: crop"):
+        read_member(silent, kind="logits", crop=[[0, 40], [0, 5], [0, 6]])
+    assert member_fingerprint(silent, BOX) != member_fingerprint(silent)
+
+
 def test_a_sidecar_that_is_no_json_is_named_and_one_without_a_crop_is_fine(
     tmp_path: Path, logits: np.ndarray[Any, Any]
 ) -> None:
