@@ -11,7 +11,7 @@ import typer
 from segcal.errors import UsageError
 from segcal.types import Kind
 
-from .common import DebugOption, JsonOption, Output, QuietOption, epilog, sub_app
+from .common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, epilog, sub_app
 
 app = sub_app("Make a manifest from folders of predictions; check one.")
 
@@ -96,6 +96,7 @@ def scan(
 @app.command("check", epilog=epilog("segcal manifest check manifest.yaml"))
 def check(
     manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", show_default=False, help="The manifest to check.")],
+    device: DeviceOption = "auto",
     json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -107,7 +108,7 @@ def check(
     output = Output(json=json, quiet=quiet)
     loaded = Manifest.load(manifest)
     with output.stages() as progress:
-        report = check_manifest(loaded, progress=progress)
+        report = check_manifest(loaded, device=device, progress=progress)
     for finding in report.findings:
         # The findings are what was asked for: --quiet leaves out the notes and the summary only.
         if not json and not (quiet and finding.severity == "note"):

@@ -6,11 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import torch
+
 from segcal.checks.case import CaseCheck
 from segcal.checks.findings import SEVERITIES, Finding
 from segcal.checks.labels import unseen_findings
 from segcal.checks.orientation import Orientation
 from segcal.checks.turned import shared_orientation
+from segcal.device import resolve_device
 from segcal.manifest import Manifest
 from segcal.types import Progress
 
@@ -45,16 +48,19 @@ class CheckReport:
 def check_manifest(
     manifest: Manifest,
     *,
+    device: torch.device | str = "cpu",
     progress: Progress | None = None,
     on_finding: Callable[[Finding], None] | None = None,
 ) -> CheckReport:
     """Check every file of a manifest, one case in memory at a time.
 
     Args:
+        device: Where members are pooled; everything else is counted on the host.
         progress: Called as progress("check", done, total) after every case.
         on_finding: Called with each finding as soon as it is known.
     """
     findings: list[Finding] = []
+    on_device = resolve_device(device)
 
     def report(found: Finding) -> None:
         findings.append(found)
@@ -67,7 +73,7 @@ def check_manifest(
     orientations: list[Orientation] = []
     n_files = 0
     for done, case in enumerate(manifest.cases, start=1):
-        checked = CaseCheck(manifest, case).run()
+        checked = CaseCheck(manifest, case, on_device).run()
         seen |= checked.label_values
         orientations += [] if checked.orientation is None else [checked.orientation]
         n_files += checked.n_files

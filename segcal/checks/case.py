@@ -40,6 +40,7 @@ class CaseCheck:
 
     manifest: Manifest
     case: ManifestCase
+    device: torch.device
     findings: list[Finding] = field(default_factory=list)
     label_values: set[int] = field(default_factory=set)
     orientation: Orientation | None = None
@@ -64,7 +65,7 @@ class CaseCheck:
 
     def _members(self) -> Pooled | None:
         """Check each member and pool it; None when one of them cannot be pooled."""
-        pool: Pool | None = Pool("logits", regions=self.manifest.has_regions, device=torch.device("cpu"))
+        pool: Pool | None = Pool("logits", regions=self.manifest.has_regions, device=self.device)
         found: list[Finding] = []
         fingerprints: dict[str, str] = {}
         for file in self.case.members:

@@ -53,6 +53,19 @@ def test_preserving_methods_flip_nothing_and_keep_the_pooled_dice(results: Path)
         assert not found[name]["flip_applicable"]
 
 
+def test_shifts_of_the_logits_move_matrix_scaling_and_nothing_translation_invariant(
+    results: Path, hippocampus: Path
+) -> None:
+    case = json.loads((hippocampus / "reference.json").read_text())["dataset"] + "_001"
+    for method in METHODS:
+        file = str(results.parent / "fits" / f"{method}.safetensors")
+        audited = json.loads(run("audit", file, str(hippocampus / "manifest.yaml"), "--case", case, "--json"))
+        if method == "ms":
+            assert audited["shift_change"] > 0.01
+        else:
+            assert audited["shift_change"] < 1e-4, method
+
+
 @pytest.mark.slow
 def test_the_quick_study_runs_on_real_data(hippocampus: Path, tmp_path: Path) -> None:
     """Which methods win is reported in docs/hippocampus.md; asserted is what must hold whatever the data say."""
