@@ -134,12 +134,15 @@ def rank_correlation(x: NDArray[np.float64], y: NDArray[np.float64], split: NDAr
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("manifest", type=Path)
+    parser.add_argument("manifest", type=Path, nargs="?", default=Path("../shared/data/hippocampus/manifest.yaml"))
     parser.add_argument("--method", action="append", default=None)
     parser.add_argument("--calibrators", type=Path, default=None)
     parser.add_argument("--replicates", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if not options.manifest.is_file():
+        print(f"{options.manifest}: the real data are not here; nothing is measured")
+        return
     manifest = Manifest.load(options.manifest)
     rows = collect(manifest, options.method or ["ts", "cms_ap"], options.calibrators)
     bootstrap = Bootstrap([case_id for _, case_id, _, _ in rows], options.replicates, options.seed)
