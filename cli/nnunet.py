@@ -284,3 +284,35 @@ def predict(
         run = predict_folder(trained, fitted, images, out, dtype=dtype, force=force, progress=progress)
     output.line(f"{fitted.info.method}: {len(run.cases)} cases written to {run.out}")
     output.result({"out": run.out, "method": fitted.info.method, "cases": run.cases, "warnings": run.warnings})
+
+
+@app.command(
+    "hook",
+    epilog=epilog(
+        "segcal nnunet hook cms_ap.safetensors -- nnUNetv2_predict -d 4 -c 3d_fullres -i imagesTs -o predicted"
+    ),
+)
+def hook(
+    calibrator: Annotated[
+        Path,
+        typer.Argument(metavar="CALIBRATOR", show_default=False, help="Written by `segcal fit --pooling logits`."),
+    ],
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="-- COMMAND …", show_default=False, help="nnUNetv2_predict… with its arguments."),
+    ],
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Run nnU-Net's own predict command and let it write calibrated probabilities beside its segmentation."""
+    from contextlib import nullcontext
+
+    from segcal.nnunet.hook import run_entry_point
+    from segcal.nnunet.model import silenced
+
+    output = Output(json=json, quiet=quiet)
+    with silenced() if json or quiet else nullcontext():
+        run_entry_point(calibrator, command)
+    output.line(f"{calibrator}: calibrated probabilities are beside nnU-Net's segmentations")
+    output.result({"calibrator": calibrator, "command": command})
