@@ -89,6 +89,8 @@ def evaluate(
     if not isinstance(calibrators, Mapping):
         chosen = [calibrated_pipeline(fitted) for fitted in calibrators]
     warnings = [text for p in chosen for text in p.fitted.check_compatible(manifest, p.pooling, force=force)]
+    if cases is None and (split is None or subset != "test"):
+        warnings += _seen_in_fitting(manifest, chosen)
     pipelines = [*baselines(manifest), *chosen]
     check_names(pipelines)
     ids = case_ids(manifest, split, subset, cases)
@@ -124,6 +126,17 @@ def evaluate(
     summary = summarise(records, pipelines, settings, bootstrap or BootstrapSettings(), context, hashes)
     pictures = {m.case_id: m.picture for m in measured if m.picture is not None}
     return Evaluation(records, summary, pictures, failed)
+
+
+def _seen_in_fitting(manifest: Manifest, pipelines: Sequence[Pipeline]) -> list[str]:
+    """Numbers on the cases a calibrator was fitted on flatter it."""
+    fitted_here = [p.name for p in pipelines if p.fitted.info.manifest_sha256 == manifest.sha256]
+    if not fitted_here:
+        return []
+    return [
+        f"{', '.join(fitted_here)}: fitted on this manifest, and its calibration or validation cases are among those "
+        "measured: the numbers are too good. Use `--split K --subset test`, other cases, or `segcal study`"
+    ]
 
 
 def case_ids(manifest: Manifest, split: int | None, subset: str, cases: Sequence[str] | None) -> list[str]:

@@ -198,3 +198,12 @@ def test_the_pictured_slice_shows_the_case(result, phantom: Manifest) -> None:  
         data = load_case(phantom, phantom.case(case_id), pooling="logits", device=CPU, with_labels=True)
         np.testing.assert_array_equal(picture.maps.segmentation[0], data.decision[picture.index].numpy())
         assert not picture.maps.flips.any()
+
+
+def test_measuring_on_the_cases_of_the_fit_is_said_to_flatter(
+    phantom: Manifest, fitted: dict[str, FittedCalibrator]
+) -> None:
+    everywhere = evaluate(phantom, [fitted["ts"]], bootstrap=QUICK, device=CPU)
+    assert any("the numbers are too good" in text for text in everywhere.summary["warnings"])
+    held_out = evaluate(phantom, [fitted["ts"]], split=0, bootstrap=QUICK, device=CPU)
+    assert not any("the numbers are too good" in text for text in held_out.summary["warnings"])
