@@ -30,7 +30,7 @@ def read_case_labels(
         raise DataError(f"{case.id}: has no label in the manifest, but labels are needed here. Add `label: <file>`.")
     path = manifest.resolve(case.label)
     label_map = read_labels(path)
-    check_grid(case, "label", path, label_map.grid, shape, grid)
+    check_grid(manifest, case, "label", path, label_map.grid, shape, grid)
     _check_values(manifest, case, path, label_map.values)
     return label_map
 
@@ -74,20 +74,28 @@ def load_deployed(
     path = manifest.resolve(case.deployed)
     deployed = read_labels(path)
     if shape is not None:
-        check_grid(case, "deployed segmentation", path, deployed.grid, shape, None)
+        check_grid(manifest, case, "deployed segmentation", path, deployed.grid, shape, None)
     _check_values(manifest, case, path, deployed.values)
     return torch.from_numpy(deployed.values.astype(np.int64)).to(device)
 
 
 def check_grid(
-    case: ManifestCase, what: str, path: Path, found: Grid, shape: tuple[int, int, int], grid: Grid | None
+    manifest: Manifest,
+    case: ManifestCase,
+    what: str,
+    path: Path,
+    found: Grid,
+    shape: tuple[int, int, int],
+    grid: Grid | None,
 ) -> None:
     """Raise GeometryError unless a file shares shape and, where both are known, place with the prediction."""
     if found.shape != shape:
         hint = ""
         if found.shape == shape[::-1]:
+            other = "czyx" if manifest.axes == "cxyz" else "cxyz"
             hint = (
-                " The reversed shape would fit: if these files are (class, x, y, z), set `axes: cxyz` in the manifest."
+                f" The manifest says `axes: {manifest.axes}`; the reversed shape would fit: "
+                f"if these files are ({', '.join(['class', *other[1:]])}), set `axes: {other}` there."
             )
         raise GeometryError(
             f"{case.id}: prediction grid {shape} does not match {what} grid {found.shape} "

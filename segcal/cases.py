@@ -210,7 +210,7 @@ def _grid_beside(manifest: Manifest, case: ManifestCase, shape: tuple[int, int, 
         if path is None or not path.exists():
             continue  # whoever needs the content of that file says that it is missing
         found = read_grid(path)
-        check_grid(case, what, path, found, shape, None)
+        check_grid(manifest, case, what, path, found, shape, None)
         if found.affine is not None:
             return found
         without_affine = without_affine or found

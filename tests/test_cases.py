@@ -207,6 +207,12 @@ def test_the_hint_works(study: Study) -> None:
     np.testing.assert_allclose(study.load().logits.numpy(), study.logits.astype(np.float64).mean(0), atol=1e-5)
 
 
+def test_the_hint_names_the_other_order_than_the_manifest_has(study: Study) -> None:
+    study.content["axes"] = "cxyz"
+    with pytest.raises(GeometryError, match=r"says `axes: cxyz`.*\(class, z, y, x\), set `axes: czyx`"):
+        study.load()
+
+
 def nifti_members(study: Study, affines: list[AnyArray]) -> None:
     study.case["members"] = []
     for m, affine in enumerate(affines):
