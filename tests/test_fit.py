@@ -452,3 +452,10 @@ def test_methods_that_want_different_samples_are_not_fitted_from_one(tmp_path: P
     settings = {"ts": PipelineSettings(method="ts", rows=5000), "dc": PipelineSettings(method="dc", rows=6000)}
     with pytest.raises(UsageError, match=r"differ in `rows` \(ts 5000, dc 6000\)"):
         fit_many(manifest, ["ts", "dc"], settings=settings, device="cpu")
+
+
+def test_a_local_method_says_that_full_means_nothing_to_it(tmp_path: Path) -> None:
+    manifest = write_ensemble(tmp_path)
+    both = fit_many(manifest, ["ts", "lts_ti"], trials=1, full=True, device="cpu")
+    said = {name: any("always fitted on patches" in text for text in f.info.warnings) for name, f in both.items()}
+    assert said == {"ts": False, "lts_ti": True}

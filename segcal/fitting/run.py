@@ -297,8 +297,6 @@ class _FitRun:
         if len(ids) < FEW_CASES:
             cases = "1 case" if len(ids) == 1 else f"{len(ids)} cases"
             doubts.append(f"fitted on {cases} only; with fewer than {FEW_CASES} results vary from set to set")
-        if self.options.passes > 1 and any(CALIBRATORS[n].spatial for n in self.pipelines):
-            doubts.append("local temperature scaling is always fitted on patches, also with --full")
         if calibration.n_floored:
             doubts.append(f"{calibration.n_floored:,} stored probabilities of 0 (or 1) were moved by the smallest step")
         for name, count in zip(self.manifest.class_names, calibration.label_counts, strict=True):
@@ -312,7 +310,9 @@ class _FitRun:
         method, settings = CALIBRATORS[name], self.pipelines[name]
         calibrators = tuple(channel.solution.calibrator for channel in channels)
         calibrator = RegionCalibrator(calibrators) if self.manifest.has_regions else calibrators[0]
-        warnings = [text for text in common if not text.startswith("local") or method.spatial]
+        warnings = list(common)
+        if self.options.passes and method.spatial:
+            warnings.append("local temperature scaling is always fitted on patches, also with --full and --polish")
         if self._needs_force(name):
             warnings.insert(0, f"{self._lost_offset(name)}; fitted because of --force")
         for channel in channels:
