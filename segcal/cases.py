@@ -19,6 +19,7 @@ from segcal.io.images import read_grid
 from segcal.io.members import Member, member_fingerprint, read_member
 from segcal.manifest import Manifest, ManifestCase
 from segcal.pooling import Pool, Pooled
+from segcal.threads import one_thread
 from segcal.types import Box, Grid, Kind, Pooling
 
 __all__ = ["MEMBERS_IN_MEMORY", "CaseData", "Want", "load_case", "load_deployed", "load_poolings"]
@@ -93,6 +94,7 @@ def load_case(
     return load_poolings(manifest, case, [Want(pooling, n_members)], device=device, with_labels=with_labels)[0]
 
 
+@one_thread()
 def load_poolings(
     manifest: Manifest,
     case: ManifestCase,

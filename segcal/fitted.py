@@ -88,7 +88,9 @@ class FittedCalibrator:
         inside = None if case.inside is None else case.inside.reshape(-1)
 
         def probs(where: slice) -> Tensor:
-            part = self._box_probs(logits[:, where], decision[where])
+            part = calibrator.voxel_probs(logits[:, where], decision[where])
+            if calibrator.preserves:
+                keep_decision(part, decision[where])
             if inside is not None and not bool(inside[where].all()):
                 part[:, ~inside[where]] = 0.0
                 part[0, ~inside[where]] = 1.0

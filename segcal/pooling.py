@@ -35,11 +35,9 @@ SUM_TOLERANCE = 1e-2
 # of up to 2^11 members stay finite. A power of two costs no rounding.
 _SCALE_BITS = 116
 _SCALE = 2.0**_SCALE_BITS
-# Bounds the temporaries to a few times 16 MB. Smaller pieces would fit the cache, but torch hands exp and log to all
-# its threads at any size, and on a busy machine waiting for them at every piece costs many times the work itself.
-_CHUNK_VALUES = 2**22
-# Plain sums run in one thread below this size: waking others costs more than they save while members are unpacked.
-_SUM_CHUNK_VALUES = 2**15 - 1
+_ROOT_SCALE = 2.0 ** (_SCALE_BITS // 2)
+# Pieces of a megabyte, so that the few temporaries of each stay in cache.
+_CHUNK_VALUES = 2**18
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,8 +87,7 @@ class Pool:
             self._sum = self._empty(member)
         stored = torch.from_numpy(_inside(member.values, member.crop))
         floor = _Floor.of(member)
-        plain_sum = member.kind == self._pooling == "logits"
-        for block in _chunks(stored.shape, _SUM_CHUNK_VALUES if plain_sum else _CHUNK_VALUES):
+        for block in _chunks(stored.shape, _CHUNK_VALUES):
             part = stored[block].to(self._sum)
             _check_values(part, member, regions=self._regions)
             if self._n_members == 0 and member.kind == "logits":
@@ -126,9 +123,13 @@ class Pool:
         if kind == "logits":
             if self._pooling == "logits":
                 return part
-            log_p = torch.cat([logsigmoid(part), logsigmoid(-part)]) if self._regions else _log_softmax(part)
             # exp(x/2)^2 reaches twice as far down as exp(x) and, unlike exp(x + 80), loses no digits near p = 1.
-            return log_p.mul_(0.5).exp_().mul_(2.0 ** (_SCALE_BITS // 2)).square_()
+            if self._regions:
+                log_p = torch.cat([logsigmoid(part), logsigmoid(-part)])
+                return log_p.mul_(0.5).exp_().mul_(_ROOT_SCALE).square_()
+            root = (part - part.amax(dim=0)).mul_(0.5).exp_()
+            total = root.square().sum(dim=0)
+            return root.mul_(_ROOT_SCALE).square_().div_(total)
         p = self._raised(part, floor.p)
         if not self._regions:
             return _log(p, floor.p) if self._pooling == "logits" else p.mul_(_SCALE)
@@ -213,12 +214,6 @@ class _Floor:
             return cls(member.step, member.step)
         info = np.finfo(member.values.dtype)
         return cls(float(info.smallest_subnormal), float(info.epsneg))
-
-
-def _log_softmax(z: Tensor) -> Tensor:
-    # torch's own differs in the last digit with the position of a voxel in the chunk; these operations do not.
-    shifted = z - z.amax(dim=0, keepdim=True)
-    return shifted.sub_(shifted.exp().sum(dim=0, keepdim=True).log_())
 
 
 def _log(p: Tensor, floor: float) -> Tensor:

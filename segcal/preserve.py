@@ -12,7 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_PIECE_VOXELS = 1 << 19
+_PIECE_VOXELS = 1 << 17
+_NO_TIE_ABOVE = 0.51
+"""Two classes of one voxel cannot both be above one half; half precision leaves the sum of a voxel a little above 1."""
 
 
 def keep_decision(stored: Tensor, decision: Tensor) -> Tensor:
@@ -70,10 +72,21 @@ def _differing(flat: Tensor, wanted: Tensor) -> Tensor:
     """Where the argmax of (C, n) is not the wanted class; in pieces, as indices of a whole volume are large."""
     found = []
     for begin in range(0, wanted.shape[0], _PIECE_VOXELS):
-        part = slice(begin, begin + _PIECE_VOXELS)
+        values, chosen = flat[:, begin : begin + _PIECE_VOXELS], wanted[begin : begin + _PIECE_VOXELS]
+        open_to_doubt = _open_to_doubt(values, chosen)
         # torch documents the first index on ties; max is several times faster than argmax along a strided axis.
-        found.append((flat[:, part].max(0).indices != wanted[part]).nonzero().squeeze(1) + begin)
+        wrong = values.index_select(1, open_to_doubt).max(0).indices != chosen[open_to_doubt]
+        found.append(open_to_doubt[wrong] + begin)
     return torch.cat(found) if found else wanted.new_empty(0)
+
+
+def _open_to_doubt(values: Tensor, chosen: Tensor) -> Tensor:
+    """Where the largest of (C, n) may be another class than the chosen one: where it is larger, or could be tied."""
+    if not values.is_floating_point() or not chosen.numel():
+        return torch.arange(chosen.shape[0], device=chosen.device)
+    top, (first, last) = values.amax(0), chosen.aminmax()
+    own = values[int(first)] if first == last else values.gather(0, chosen.unsqueeze(0)).squeeze(0)
+    return ((own < top) | (top <= _NO_TIE_ABOVE)).nonzero().squeeze(1)
 
 
 def _ceiling(dtype: torch.dtype) -> float:

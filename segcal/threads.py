@@ -1,15 +1,17 @@
-"""One thread where sums must not depend on how many there are.
+"""One thread where results must not depend on how many there are.
 
-torch splits sums, matrix products and the ends of softmax by the number of threads, so the last digits of a fit
-would depend on the machine's settings. A fit therefore runs on one thread; only the unpacking of member files, which
-adds nothing up, has threads of its own. The same bytes come out, and on a busy machine it is faster, too.
+torch splits sums, matrix products and the ends of softmax by the number of threads, so the last digits of a fit or a
+map would depend on the machine's settings. Everything therefore computes on one thread, and independent pieces of work
+(members, pipelines) run side by side. The same bytes come out, and it is faster: threads that share one small
+operation mostly wait for each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from threading import Lock
 from typing import TypeVar
 
 import torch
@@ -19,16 +21,44 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+class _Limits:
+    """The process-wide setting. Blocks may nest and overlap in several threads: the first sets it, the last resets."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._depth = 0
+        self._before = 1
+        self._limits = ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._depth == 0:
+                self._before = torch.get_num_threads()
+                torch.set_num_threads(1)
+                self._limits.enter_context(threadpool_limits(limits=1))
+            self._depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._depth -= 1
+            if self._depth == 0:
+                self._limits.close()
+                torch.set_num_threads(self._before)
+
+    def allowed(self) -> int:
+        """Threads that torch was allowed before the first block."""
+        with self._lock:
+            return self._before if self._depth else torch.get_num_threads()
+
+
+_LIMITS = _Limits()
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Run torch and BLAS on one thread inside the block; the settings before it come back after it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(limits=1):
-            yield
-    finally:
-        torch.set_num_threads(before)
+    with _LIMITS:
+        yield
 
 
 def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -36,9 +66,9 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> list[
 
     As many run at once as torch was allowed threads, so that setting is honoured, and no result depends on it.
     """
-    n_threads = torch.get_num_threads()
+    n_threads = min(_LIMITS.allowed(), len(items))
     with one_thread():
-        if min(n_threads, len(items)) < 2:
+        if n_threads < 2:
             return [work(item) for item in items]
         with ThreadPoolExecutor(n_threads, thread_name_prefix="segcal-work") as executor:
             return list(executor.map(work, items))

@@ -14,6 +14,7 @@ from segcal.applying.record import ApplySettings
 from segcal.applying.stored import store_classes, store_regions
 from segcal.cases import CaseData
 from segcal.fitted import FittedCalibrator
+from segcal.threads import one_thread
 from segcal.types import Box
 
 
@@ -34,6 +35,7 @@ class CaseMaps:
     crop: Box | None
 
 
+@one_thread()
 def calibrated_maps(fitted: FittedCalibrator, case: CaseData, settings: ApplySettings, *, regions: bool) -> CaseMaps:
     """Calibrate one case and bring it into the form in which it is stored.
 

@@ -69,13 +69,19 @@ class View:
     """What one method sees of n voxels.
 
     Attributes:
-        features: (d, n).
+        features: (d, n), without the constant that carries a bias.
         column: the output column of each class: (C,) int64 if all voxels share it, (C, n) int64 if they do not;
             None for the natural order.
     """
 
     features: Tensor
     column: Tensor | None = None
+
+    def complete(self, design: AffineDesign) -> Tensor:
+        """(d, n) features of a design, with the constant where it has one."""
+        if len(self.features) == design.shape[0]:
+            return self.features
+        return torch.cat([self.features, torch.ones_like(self.features[:1])])
 
     def columns_of(self, labels: Tensor) -> Tensor:
         """(n,) output column of each voxel's label."""
@@ -148,13 +154,10 @@ class AffineCalibrator(Calibrator):
 
     def _expert_scores(self, logits: Tensor, expert: int | None) -> Tensor:
         view = self.view(logits, expert)
-        matrix = self.design(logits.shape[0]).matrix(self.theta()[expert or 0])
-        return view.to_classes(torch.as_tensor(matrix.T).to(logits) @ view.features)
-
-
-def with_one(features: Tensor) -> Tensor:
-    """(d, n) to (d + 1, n): the constant feature that carries the bias."""
-    return torch.cat([features, torch.ones_like(features[:1])])
+        matrix = torch.as_tensor(self.design(logits.shape[0]).matrix(self.theta()[expert or 0]).T).to(logits)
+        weight, bias = matrix.split([len(view.features), matrix.shape[1] - len(view.features)], 1)
+        scores = torch.addmm(bias, weight, view.features) if bias.numel() else weight @ view.features
+        return view.to_classes(scores)
 
 
 def diagonal(values: Vector | list[float]) -> Matrix:

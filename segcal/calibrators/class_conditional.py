@@ -16,7 +16,7 @@ import torch
 from scipy import linalg, sparse
 from torch import Tensor
 
-from segcal.calibrators.affine import RIDGE, AffineCalibrator, AffineDesign, Matrix, Vector, View, diagonal, with_one
+from segcal.calibrators.affine import RIDGE, AffineCalibrator, AffineDesign, Matrix, Vector, View, diagonal
 from segcal.calibrators.base import Preserves, expect_tensor
 from segcal.calibrators.few_ranks import descending
 from segcal.calibrators.matrix import matrix_design, split_matrix
@@ -52,7 +52,7 @@ class ConditionalDirichlet(AffineCalibrator):
 
     @classmethod
     def view(cls, logits: Tensor, expert: int | None) -> View:
-        return View(with_one(torch.log_softmax(logits, 0)))
+        return View(torch.log_softmax(logits, 0))
 
     def theta(self) -> Vector:
         n = self.n_classes
@@ -161,11 +161,14 @@ class ArgmaxConeScaling(_ConeScaling):
 
     @classmethod
     def view(cls, logits: Tensor, expert: int | None) -> View:
-        winner, others = _split(logits, expert)
+        k = _known(expert)
+        margins = torch.empty_like(logits[1:])
+        torch.sub(logits[k], logits[:k], out=margins[:k])
+        torch.sub(logits[k], logits[k + 1 :], out=margins[k:])
         # A deployed decision can trail by a rounding error of half precision: its margin counts as 0.
-        margins = (winner - others).clamp_(min=0)
-        column = [0 if c == expert else c + (c < _known(expert)) for c in range(logits.shape[0])]
-        return View(with_one(margins), torch.tensor(column, device=logits.device))
+        margins.clamp_(min=0)
+        column = [0 if c == k else c + (c < k) for c in range(logits.shape[0])]
+        return View(margins, torch.tensor(column, device=logits.device))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,24 +187,18 @@ class OrderConeScaling(_ConeScaling):
 
     @classmethod
     def view(cls, logits: Tensor, expert: int | None) -> View:
-        winner, others = _split(logits, expert)
-        ranked, rank = descending(others)
-        gaps = torch.cat([winner, ranked[:-1]]).sub_(ranked).clamp_(min=0)
-        first = torch.zeros_like(rank[:1])
-        column = torch.cat([rank[:expert] + 1, first, rank[expert:] + 1])
-        return View(with_one(gaps), column)
+        k = _known(expert)
+        ranked, rank = descending(torch.cat([logits[:k], logits[k + 1 :]]))
+        gaps = torch.cat([logits[k : k + 1], ranked[:-1]]).sub_(ranked).clamp_(min=0)
+        rank += 1
+        column = torch.cat([rank[:k], torch.zeros_like(rank[:1]), rank[k:]])
+        return View(gaps, column)
 
 
 def _known(expert: int | None) -> int:
     if expert is None:
         raise ParameterError("a map per predicted class needs to know which class was predicted")
     return expert
-
-
-def _split(logits: Tensor, expert: int | None) -> tuple[Tensor, Tensor]:
-    """(1, n) logits of the predicted class and (C - 1, n) of the others, in their order."""
-    k = _known(expert)
-    return logits[k : k + 1], torch.cat([logits[:k], logits[k + 1 :]])
 
 
 def _gauge_free_weights(to_scores: Vector) -> Matrix:

@@ -21,7 +21,6 @@ from segcal.calibrators.affine import (
     diagonal,
     free,
     nothing,
-    with_one,
 )
 from segcal.calibrators.base import Preserves, expect_tensor
 from segcal.errors import ParameterError
@@ -53,7 +52,7 @@ class MatrixScaling(AffineCalibrator):
 
     @classmethod
     def view(cls, logits: Tensor, expert: int | None) -> View:
-        return View(with_one(logits))
+        return View(logits)
 
     def theta(self) -> Vector:
         return np.concatenate([self.weight.numpy().T.ravel(), self.bias.numpy()])[None]
@@ -117,7 +116,7 @@ class ConstrainedMatrixScaling(MatrixScaling):
     @classmethod
     def view(cls, logits: Tensor, expert: int | None) -> View:
         # The constraint makes every shift cancel; taking out the largest logit makes it cancel in float32 too.
-        return View(with_one(logits - logits.amax(0)))
+        return View(logits - logits.amax(0))
 
     def theta(self) -> Vector:
         weight = self.weight.numpy()
@@ -133,7 +132,7 @@ class DirichletCalibration(MatrixScaling):
 
     @classmethod
     def view(cls, logits: Tensor, expert: int | None) -> View:
-        return View(with_one(torch.log_softmax(logits, 0)))
+        return View(torch.log_softmax(logits, 0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,7 +175,7 @@ class VectorScaling(AffineCalibrator):
 
     @classmethod
     def view(cls, logits: Tensor, expert: int | None) -> View:
-        return View(with_one(logits))
+        return View(logits)
 
     def theta(self) -> Vector:
         return np.concatenate([self.scale.numpy(), self.bias.numpy()])[None]

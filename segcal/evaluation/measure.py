@@ -24,7 +24,7 @@ from segcal.metrics import (
     make_metrics,
     make_region_metrics,
 )
-from segcal.threads import side_by_side
+from segcal.threads import one_thread, side_by_side
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +52,7 @@ class MeasuredCase:
     turned: str | None = None
 
 
+@one_thread()
 def measure_case(
     manifest: Manifest,
     case: ManifestCase,
@@ -127,7 +128,8 @@ def _measure_pipelines(
         values = pipeline.fitted.probs_by_voxels(data)
         assert values is not None
         metrics = make_metrics(settings)
-        metrics.update(frame, values)
+        # A preserving calibrator compares every voxel with the decision before it hands the probabilities out.
+        metrics.update(frame, values, as_decided=pipeline.fitted.info.preserves is not None)
         return metrics.take(frame.case_id)
 
     def whole(pipeline: Pipeline) -> CaseResult:

@@ -164,10 +164,13 @@ def _count_labels(totals: list[int], channel: int, part: LabelledVoxels, *, regi
 
 def _mean_confidence(case: CaseData) -> float:
     """Mean probability of the decision over the voxels the network predicted."""
-    if case.region_labels is None:
-        confident = (case.logits.amax(0) - torch.logsumexp(case.logits, 0)).exp_()
-    else:
-        confident = torch.sigmoid(case.logits.abs()).mean(0)
-    if case.inside is not None:
-        confident = confident[case.inside]
-    return float(confident.sum(dtype=torch.float64) / max(confident.numel(), 1))
+    flat = case.logits.reshape(case.logits.shape[0], -1)
+    inside = None if case.inside is None else case.inside.reshape(-1)
+    total = 0.0
+    for begin in range(0, flat.shape[1], BLOCK_ROWS):
+        part = flat[:, begin : begin + BLOCK_ROWS]
+        confident = torch.softmax(part, 0).amax(0) if case.region_labels is None else torch.sigmoid(part.abs()).mean(0)
+        if inside is not None:
+            confident = confident[inside[begin : begin + BLOCK_ROWS]]
+        total += float(confident.sum(dtype=torch.float64))
+    return total / max(flat.shape[1] if inside is None else int(inside.sum()), 1)

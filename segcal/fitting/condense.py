@@ -23,7 +23,7 @@ DEFAULT_ROWS = 120_000
 MIN_ROWS_PER_CLASS = 4_000
 SCORE_FLOOR = 2e-3
 """Lowest score: bounds the weight of a certain voxel at a few hundred times that of a doubtful one."""
-BLOCK_VOXELS = 1 << 18
+BLOCK_VOXELS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,10 +135,11 @@ class RowReservoir:
         )
 
     def _add_block(self, case_id: str, logits: Tensor, labels: Tensor, decision: Tensor, voxels: Tensor) -> None:
+        log_p = logits
         for k, temperature in enumerate(CONTROL_TEMPERATURES):
-            log_p = torch.log_softmax(logits / temperature, 0).gather(0, labels.unsqueeze(0))
-            self._control[case_id][k] -= float(log_p.sum(dtype=torch.float64))
-        score = _scores(logits, labels)
+            log_p = torch.log_softmax(logits / temperature, 0)
+            self._control[case_id][k] -= float(log_p.gather(0, labels.unsqueeze(0)).sum(dtype=torch.float64))
+        score = _scores(log_p, labels)
         priority = score / voxel_uniforms(self.seed, case_id, voxels)
         threshold = torch.tensor(self.thresholds(), dtype=torch.float64, device=logits.device)
         promising = priority > threshold[decision]
@@ -183,13 +184,17 @@ class RowReservoir:
         return sampled, (threshold / sampled.score).clamp(min=1.0)
 
 
-def _scores(logits: Tensor, labels: Tensor) -> Tensor:
-    """(n,) float64: how far softmax(z / 2) is from the label, a stand-in for the length of the voxel's gradient.
+def _scores(log_p: Tensor, labels: Tensor) -> Tensor:
+    """(n,) float64: how far the tempered softmax is from the label, a stand-in for the length of the voxel's gradient.
 
     The label makes the score: a confidently wrong voxel matters most, and a score of the confidence alone
-    would thin it out with its confidently right neighbours. T = 2 because networks are over-confident.
+    would thin it out with its confidently right neighbours. Tempered because networks are over-confident.
+
+    Args:
+        log_p: (C, n) log softmax(z / T) at the last of the control temperatures, T = 2; not kept.
+        labels: (n,) int64.
     """
-    apart = torch.softmax(logits.float() / 2.0, 0)
+    apart = log_p.exp_()
     apart.scatter_add_(0, labels.unsqueeze(0), torch.full_like(apart[:1], -1.0))
     return apart.square_().sum(0).sqrt_().to(torch.float64) + SCORE_FLOOR
 

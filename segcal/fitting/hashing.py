@@ -26,11 +26,11 @@ def voxel_uniforms(seed: int, case_id: str, indices: Tensor) -> Tensor:
         (n,) float64 on the CPU or wherever `indices` are, in steps of 2^-53 and never 0 or 1.
     """
     digest = hashlib.blake2b(f"{seed}/{case_id}".encode(), digest_size=8).digest()
-    state = indices * _signed(_GOLDEN) + _signed(int.from_bytes(digest, "little"))
-    state = (state ^ _shift_right(state, 30)) * _signed(_MIX_1)
-    state = (state ^ _shift_right(state, 27)) * _signed(_MIX_2)
-    state = state ^ _shift_right(state, 31)
-    return (_shift_right(state, 11).to(torch.float64) + 0.5) * 2.0**-53
+    state = (indices * _signed(_GOLDEN)).add_(_signed(int.from_bytes(digest, "little")))
+    state.bitwise_xor_(_shift_right(state, 30)).mul_(_signed(_MIX_1))
+    state.bitwise_xor_(_shift_right(state, 27)).mul_(_signed(_MIX_2))
+    state.bitwise_xor_(_shift_right(state, 31))
+    return _shift_right(state, 11).to(torch.float64).add_(0.5).mul_(2.0**-53)
 
 
 def _signed(value: int) -> int:
@@ -40,4 +40,4 @@ def _signed(value: int) -> int:
 
 def _shift_right(values: Tensor, bits: int) -> Tensor:
     """Logical shift; torch's own keeps the sign."""
-    return (values >> bits) & ((1 << (64 - bits)) - 1)
+    return (values >> bits).bitwise_and_((1 << (64 - bits)) - 1)

@@ -9,7 +9,6 @@ gains little, and the result does not depend on how many the machine has.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 
@@ -31,6 +30,7 @@ from segcal.calibrators.local_temperature import (
 )
 from segcal.errors import DataError, ParameterError
 from segcal.fitting.patches import PatchSample
+from segcal.threads import one_thread
 from segcal.types import IGNORED
 
 BATCH_PATCHES = 256
@@ -100,7 +100,7 @@ def fit_local(
     """
     settings = _Settings(learning_rate, patience, alpha, max_epochs, seed)
     _check(train, validation, settings)
-    with _one_thread(device):
+    with one_thread():
         data = _Data.of(train, translation_invariant, device)
         held_out = _Data.of(validation, translation_invariant, device)
         tree = _Tree.start(data, seed)
@@ -293,19 +293,6 @@ def _warnings(search: _Search, share_at_bounds: float, settings: _Settings) -> t
 def _inner(padded: Tensor) -> Tensor:
     """The patch without its halo."""
     return padded[:, :, HALO:-HALO, HALO:-HALO]
-
-
-@contextmanager
-def _one_thread(device: torch.device) -> Iterator[None]:
-    if device.type != "cpu":
-        yield
-        return
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(n_threads)
 
 
 def _check(train: PatchSample, validation: PatchSample, settings: _Settings) -> None:

@@ -117,7 +117,9 @@ def softmax_problem(method: type[AffineCalibrator], rows: Rows, penalty: Penalty
     blocks = []
     for part in rows.blocks():
         view = method.view(rows.logits[part].to(torch.float64).T.contiguous(), expert)
-        blocks.append((view.features.T.contiguous(), view.columns_of(rows.labels[part]), rows.weights[part] * scale))
+        blocks.append(
+            (view.complete(design).T.contiguous(), view.columns_of(rows.labels[part]), rows.weights[part] * scale)
+        )
     nothing = np.zeros((design.n_parameters, design.n_parameters))
     problem = SoftmaxProblem(design, tuple(blocks), nothing, design.ridge.toarray(), nothing[0])
     return problem.with_penalty(penalty)

@@ -48,6 +48,10 @@ class BinTable:
         """All bands (or classes) thrown together."""
         return type(self)(*(part.sum(axis=0) for part in (self.counts, self.confidence, self.hits)))
 
+    def first(self, n_bins: int) -> Self:
+        """The first bins alone."""
+        return type(self)(self.counts[..., :n_bins], self.confidence[..., :n_bins], self.hits[..., :n_bins])
+
     def over_bins(self) -> Self:
         """One bin in all, for each leading index."""
         return self.fold(1)

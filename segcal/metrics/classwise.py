@@ -13,6 +13,7 @@ from torch import Tensor
 
 from segcal.metrics.base import NO_VOXELS, Direction, Metric, Score
 from segcal.metrics.bins import BinTable
+from segcal.metrics.fine_cells import SETTLED
 from segcal.metrics.fixed_point import UNITS_PER_ONE, in_units
 from segcal.metrics.voxels import SUM_TOLERANCE, VoxelBatch
 
@@ -68,7 +69,8 @@ def _tables(batch: VoxelBatch, n_bins: int) -> tuple[Tensor, Tensor, Tensor]:
     voxels (most of a medical volume) are counted by totals; only the others are binned class by class.
     """
     n_classes = batch.n_classes
-    doubtful = (batch.confidence <= 1.0 + 2.0 * SUM_TOLERANCE - 1.0 / n_bins).nonzero()[:, 0]
+    certain_above = 1.0 + 2.0 * SUM_TOLERANCE - 1.0 / n_bins
+    doubtful = batch.doubtful if certain_above <= SETTLED else (batch.confidence <= certain_above).nonzero()[:, 0]
     probs = batch.probs.index_select(1, doubtful).double()  # (class, doubtful voxel)
     labels, predicted = (part.index_select(0, doubtful).long() for part in (batch.labels, batch.prediction))
     units = in_units(probs)
@@ -82,8 +84,8 @@ def _tables(batch: VoxelBatch, n_bins: int) -> tuple[Tensor, Tensor, Tensor]:
 
     confusion = torch.from_numpy(batch.confusion).to(index.device)
     confusion = confusion - torch.bincount(labels * n_classes + predicted, minlength=n_classes**2).view_as(confusion)
-    all_units = torch.stack([in_units(channel).double().sum() for channel in batch.probs])
-    top = torch.bincount(batch.prediction, in_units(batch.confidence), minlength=n_classes)
+    all_units = in_units(batch.probs).double().sum(1)
+    top = _units_of_winners(batch)
     top -= torch.bincount(predicted, units.gather(0, predicted[None])[0], minlength=n_classes)
     certain = confusion.sum(dim=0)  # by predicted class
     counts[:, -1] += certain
@@ -93,3 +95,17 @@ def _tables(batch: VoxelBatch, n_bins: int) -> tuple[Tensor, Tensor, Tensor]:
     positives[:, -1] += confusion.diagonal()
     positives[:, 0] += confusion.sum(dim=1) - confusion.diagonal()
     return counts, sums, positives
+
+
+def _units_of_winners(batch: VoxelBatch) -> Tensor:
+    """(class,) sum of the confidences of the voxels each class wins, in units.
+
+    One class wins nearly all voxels of a batch: it gets what the others leave of the total.
+    """
+    main = int(batch.confusion.sum(axis=0).argmax())
+    others = (batch.prediction != main).nonzero()[:, 0]
+    sums = torch.bincount(
+        batch.prediction[others].long(), in_units(batch.confidence[others]), minlength=batch.n_classes
+    ).double()
+    sums[main] = in_units(batch.confidence).sum() - sums.sum()
+    return sums

@@ -1,10 +1,8 @@
 """Equal-mass (adaptive) ECE from a fine histogram, with a bound on what the histogram can cost.
 
-Equal-mass groups need the order of all confidences. Instead of keeping them, voxels are counted in fine cells, and a
-cell that a group edge runs through is shared out in proportion. Cells are spaced by the logarithm of 1 - confidence,
-256 to each power of two, because nearly all voxels of a good segmentation lie close to 1; confidence exactly 1 has a
-cell of its own. Ties at a group edge are shared out in proportion by definition, so the quantity does not depend on the
-order of voxels.
+Equal-mass groups need the order of all confidences. Instead of keeping them, voxels are counted in fine cells
+(`segcal.metrics.fine_cells`), and a cell that a group edge runs through is shared out in proportion. Ties at a group
+edge are shared out in proportion by definition, so the quantity does not depend on the order of voxels.
 """
 
 from __future__ import annotations
@@ -14,18 +12,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from segcal.metrics.base import NO_VOXELS, Direction, Metric, Score
 from segcal.metrics.bins import BinTable
+from segcal.metrics.fine_cells import N_CELLS, cell_widths
 from segcal.metrics.voxels import VoxelBatch
-
-# A float32 is sign, 8 bits of exponent, 23 of mantissa: dropping 15 of them leaves 256 cells to each power of two.
-_DROPPED_BITS = 15
-_SMALLEST = 2.0**-24  # the gap between 1 and the float32 below it
-_FIRST_CELL = (int(np.float32(_SMALLEST).view(np.int32)) >> _DROPPED_BITS) - 1
-N_CELLS = (int(np.float32(1.0).view(np.int32)) >> _DROPPED_BITS) - _FIRST_CELL + 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,13 +39,7 @@ class EqualMassError(Metric[FineHistogram]):
     directions: ClassVar[Mapping[str, Direction]] = {"equal_mass_ece": "lower"}
 
     def measure(self, batch: VoxelBatch) -> FineHistogram:
-        top = batch.confidence.float()
-        distance = (1.0 - top).clamp_(min=0.0)
-        cell = (distance.view(torch.int32) >> _DROPPED_BITS).sub_(_FIRST_CELL).clamp_(min=0)
-        index = cell.mul_(2).add_(batch.hit)
-        counts = torch.bincount(index, minlength=2 * N_CELLS).view(N_CELLS, 2).cpu().numpy()
-        sums = torch.bincount(index, top.double(), minlength=2 * N_CELLS).view(N_CELLS, 2).cpu().numpy()
-        return FineHistogram(BinTable(counts[:, 0] + counts[:, 1], sums[:, 0] + sums[:, 1], counts[:, 1]))
+        return FineHistogram(batch.fine.over_first_axis())
 
     def score(self, state: FineHistogram) -> dict[str, Score]:
         if not state.cells.total:
@@ -83,15 +68,9 @@ def equal_mass_ece(cells: BinTable, n_groups: int) -> tuple[float, float]:
     reached = np.concatenate([[0.0], excess_before[cell] + f * excess[cell], [excess_before[-1]]])
     value = float(np.abs(np.diff(reached)).sum() / n)
     hits_off = np.maximum(np.minimum(h, f * m) - f * h, f * h - np.maximum(0.0, f * m - (m - h)))
-    width = _cell_widths()[cell]
+    width = cell_widths()[cell]
     by_cuts = np.bincount(cell, 2.0 * (hits_off + m * f * (1.0 - f) * width), minlength=N_CELLS)
     at_most = np.zeros(N_CELLS)
     at_most[cell] = 2.0 * h * (m - h) / np.maximum(m, 1.0) + m * width
     off = np.minimum(by_cuts, at_most)[1:]  # the first cell holds one value only: sharing it out is exact
     return value, float(off.sum() / n)
-
-
-def _cell_widths() -> NDArray[np.float64]:
-    """(cell,) how far apart two confidences in a cell can be; 1 - p itself may be rounded by 2^-24."""
-    bits = (np.arange(N_CELLS + 1, dtype=np.int32) + _FIRST_CELL) << _DROPPED_BITS
-    return np.diff(bits.view(np.float32).astype(np.float64)) + _SMALLEST

@@ -13,7 +13,8 @@ from torch import Tensor
 UNITS_PER_ONE = 2**34
 """Summands are counted in units of 1 / UNITS_PER_ONE."""
 
-CHUNK_VOXELS = 1 << 17
+_ROW = 1 << 12
+CHUNK_VOXELS = 1 << 16
 """Voxels worked on at once: small enough for the cache, and for 2^53 (bin sums) and 2^63 (totals) to hold a chunk."""
 
 
@@ -23,8 +24,12 @@ def in_units(values: Tensor) -> Tensor:
 
 
 def exact_sum(values: Tensor) -> int:
-    """Sum of float64 values in units, exact whatever the order. At most CHUNK_VOXELS values below 2^11."""
-    return int(in_units(values).to(torch.int64).sum())
+    """Sum of float64 values in units, exact whatever the order. At most CHUNK_VOXELS values below 2^7."""
+    units = in_units(values)
+    whole = len(units) // _ROW * _ROW
+    # Sums of a row stay below 2^53, so float64 holds them exactly; their total needs whole numbers.
+    rows = units[:whole].view(-1, _ROW).sum(1).to(torch.int64).sum()
+    return int(rows) + int(units[whole:].to(torch.int64).sum())
 
 
 def from_units(total: int) -> float:

@@ -78,18 +78,19 @@ class CaseFrame:
         if decision.shape != self.shape:
             raise GeometryError(f"{self.case_id}: decision has shape {tuple(decision.shape)}, the label {self.shape}")
         flat = decision.reshape(-1)
-        parts = tuple(
-            replace(part, reference=_kept(flat[part.where], part.keep).to(part.labels.dtype)) for part in self.parts
-        )
-        return replace(self, parts=parts)
+        return replace(self, parts=tuple(_with_reference(part, flat) for part in self.parts))
 
-    def batches(self, values: Tensor | ByVoxels, *, log: bool = False) -> Iterator[VoxelBatch]:
+    def batches(
+        self, values: Tensor | ByVoxels, *, log: bool = False, as_decided: bool = False
+    ) -> Iterator[VoxelBatch]:
         """The counted voxels of one pipeline, a bounded number at a time.
 
         Args:
             values: (C, *shape of the case) probabilities, or log-probabilities with `log`; float32 as pipelines make
                 them (float16 is widened, float64 is taken as it is); or what makes them, part by part.
             log: whether `values` are logarithms.
+            as_decided: the caller has compared the largest class of every voxel with the reference decision and found
+                them equal, so that this need not be done again.
         """
         by_voxels = self._cut(values) if isinstance(values, Tensor) else values
         for part in self.parts:
@@ -98,7 +99,7 @@ class CaseFrame:
                 chunk = chunk.index_select(1, part.keep)
             if chunk.dtype not in (torch.float32, torch.float64):
                 chunk = chunk.float()
-            yield VoxelBatch(self.case_id, self.settings, part, chunk, log=log)
+            yield VoxelBatch(self.case_id, self.settings, part, chunk, log=log, as_decided=as_decided)
 
     def _cut(self, values: Tensor) -> ByVoxels:
         expected = (self.settings.n_classes, *self.shape)
@@ -126,9 +127,25 @@ def _part(where: slice, flat: list[Tensor | None], bands: BandMap | None, n_clas
         band = kept(torch.from_numpy(bands.band.reshape(-1)[where]).to(labels.device), torch.uint8)
         distance = bands.distance_sums(where, None if keep is None else counted.cpu().numpy())
     outside = None if inside is None or bool(inside.all()) else kept(~inside, torch.bool)
-    own_labels = kept(labels, narrow)
+    own_labels, own_reference = kept(labels, narrow), kept(reference, narrow)
     assert own_labels is not None
-    return FramePart(where, keep, own_labels, kept(reference, narrow), kept(deployed, narrow), outside, band, distance)
+    return FramePart(
+        where=where,
+        keep=keep,
+        labels=own_labels,
+        label_counts=torch.bincount(own_labels, minlength=n_classes).cpu().numpy(),
+        reference=own_reference,
+        reference_hit=None if own_reference is None else own_reference == own_labels,
+        deployed=kept(deployed, narrow),
+        outside=outside,
+        band=band,
+        band_distance=distance,
+    )
+
+
+def _with_reference(part: FramePart, flat: Tensor) -> FramePart:
+    reference = _kept(flat[part.where], part.keep).to(part.labels.dtype)
+    return replace(part, reference=reference, reference_hit=reference == part.labels)
 
 
 def _kept(values: Tensor, keep: Tensor | None) -> Tensor:

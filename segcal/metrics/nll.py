@@ -47,9 +47,10 @@ class ProperScores(Metric[ScoreSums]):
     directions: ClassVar[Mapping[str, Direction]] = {"nll": "lower", "brier": "lower"}
 
     def measure(self, batch: VoxelBatch) -> ScoreSums:
-        below = batch.label_probs < PROBABILITY_FLOOR
-        floored = int(below.sum())
-        outside = int((below & batch.outside).sum()) if floored and batch.outside is not None else 0
+        # A class that was predicted is far from the floor.
+        below = batch.misses[batch.label_probs[batch.misses] < PROBABILITY_FLOOR]
+        floored = len(below)
+        outside = int(batch.outside[below].sum()) if floored and batch.outside is not None else 0
         losses = batch.label_log_probs.clamp(min=math.log(PROBABILITY_FLOOR)).neg_()
         return ScoreSums(batch.n_voxels, exact_sum(losses), exact_sum(_brier(batch)), floored, outside)
 
@@ -65,8 +66,5 @@ class ProperScores(Metric[ScoreSums]):
 
 
 def _brier(batch: VoxelBatch) -> torch.Tensor:
-    """(voxel,) sum_c (q_c - 1[y = c])^2 = sum_c q_c^2 - 2 q_y + 1, class by class: no (C, voxel) copy is made."""
-    total = 1.0 - 2.0 * batch.label_probs
-    for channel in batch.probs:
-        total += channel.double().square()  # not in place: .double() of float64 is the caller's own memory
-    return total
+    """(voxel,) sum_c (q_c - 1[y = c])^2 = sum_c q_c^2 - 2 q_y + 1."""
+    return batch.probs.double().square().sum(0).sub_(batch.label_probs, alpha=2.0).add_(1.0)
