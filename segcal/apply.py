@@ -17,19 +17,21 @@ from pathlib import Path
 import nibabel
 import numpy
 import torch
+from torch import Tensor
 
 import segcal
 from segcal.applying.files import plan_files, possible_files, write_case
 from segcal.applying.inputs import input_files, input_fingerprints
-from segcal.applying.maps import calibrated_maps
+from segcal.applying.maps import calibrated_maps, member_maps
 from segcal.applying.record import ApplySettings, CaseEntry, Recipe, RunRecord, open_record
 from segcal.applying.stored import MapFormat, StorageType, check_storage
-from segcal.cases import CaseData, load_case
+from segcal.calibrated_members import CalibratedMembers
+from segcal.cases import CaseData, Want, load_case, load_poolings
 from segcal.checks.tell_tales import TellTales
 from segcal.errors import Interrupted, OutputError, SegcalError
 from segcal.fitted import FittedCalibrator
 from segcal.manifest import Manifest, ManifestCase
-from segcal.types import Grid, Pooling, Progress
+from segcal.types import AppliedPooling, Grid, Progress
 
 
 @dataclass
@@ -43,6 +45,7 @@ class ApplyRun:
         skipped: Cases an earlier run had finished from the same.
         failed: Cases that could not be done, with the message; only with `keep_going`.
         n_floored: Stored probabilities of exactly 0 (and the like) that were raised to have a logarithm.
+        differing: With members-probabilities: voxels by case where the map does not say the segmentation's class.
         warnings: What the user should know about the match of calibrator and data.
     """
 
@@ -52,6 +55,7 @@ class ApplyRun:
     skipped: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     n_floored: int = 0
+    differing: dict[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
@@ -63,7 +67,7 @@ def apply_calibrator(
     device: torch.device,
     format: MapFormat = "nnunet",
     dtype: StorageType = "float32",
-    pooling: Pooling | None = None,
+    pooling: AppliedPooling | None = None,
     resume: bool = False,
     keep_going: bool = False,
     confidence: bool = False,
@@ -81,7 +85,9 @@ def apply_calibrator(
     Args:
         format: nnU-Net's `.npz`, or NIfTI with the case's true affine.
         dtype: float32; float16 (nnunet only); uint16 in steps of 1/65535 with scl_slope (nifti only).
-        pooling: How members are pooled; that of the calibrator when absent, and any other is refused.
+        pooling: How members are pooled; that of the calibrator when absent. `members-probabilities` calibrates each
+            member and averages then; the segmentation stays the decision of the pooled members, and voxels where
+            the averaged map says otherwise are counted. Any other pooling than the calibrator's is refused.
         resume: Continue the run in `out`: skip cases whose inputs, calibrator, settings and files are unchanged.
         keep_going: Note a case that cannot be done and go on with the next; a full disk still ends the run.
         confidence, entropy: Also write these maps.
@@ -128,11 +134,12 @@ def apply_calibrator(
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A case that was read, or found finished: then there is no data."""
+    """A case that was read, or found finished: then there is no data. `mean` is that of calibrated members."""
 
     recipe: Recipe
     data: CaseData | None
     seconds: float
+    mean: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,17 +164,33 @@ class _Job:
         entry = self.record.cases.get(case.id)
         if entry is not None and entry.stands_for(recipe, self.out):
             return _Prepared(recipe, None, 0.0)
+        if self.settings.pooling == "members-probabilities":
+            members = CalibratedMembers(self.fitted, device=self.device)
+            wanted = [Want(self.fitted.info.pooling)]
+            data = load_poolings(
+                self.manifest,
+                case,
+                wanted,
+                device=self.device,
+                with_labels=False,
+                on_member=lambda _, member: members.add(member),
+            )[0]
+            return _Prepared(recipe, data, time.perf_counter() - start, members.mean())
         data = load_case(self.manifest, case, pooling=self.settings.pooling, device=self.device, with_labels=False)
         return _Prepared(recipe, data, time.perf_counter() - start)
 
-    def finish(self, case: ManifestCase, recipe: Recipe, data: CaseData, read_seconds: float) -> None:
-        """Calibrate, write, and only then put the case into run.json."""
+    def finish(self, case: ManifestCase, prepared: _Prepared, data: CaseData) -> int:
+        """Calibrate, write, and only then put the case into run.json; returns `CaseMaps.n_differing`."""
         start = time.perf_counter()
         noticed = TellTales()
         noticed.look(data)
         grid = data.grid or Grid((data.logits.shape[1], data.logits.shape[2], data.logits.shape[3]))
         files = plan_files(case.id, grid, self.settings)
-        maps = calibrated_maps(self.fitted, data, self.settings, regions=self.manifest.has_regions)
+        regions = self.manifest.has_regions
+        if prepared.mean is None:
+            maps = calibrated_maps(self.fitted, data, self.settings, regions=regions)
+        else:
+            maps = member_maps(prepared.mean, data.decision, data.crop, self.settings, regions=regions)
         calibrated = time.perf_counter()
         before = self.record.cases.pop(case.id, None)
         if before is not None:
@@ -178,16 +201,18 @@ class _Job:
             if stale.file not in files.names:
                 (self.out / stale.file).unlink(missing_ok=True)
         written = time.perf_counter()
-        seconds = {"read": read_seconds, "calibrate": calibrated - start, "write": written - calibrated}
+        seconds = {"read": prepared.seconds, "calibrate": calibrated - start, "write": written - calibrated}
         self.record.cases[case.id] = CaseEntry(
             status="done",
-            recipe=recipe,
+            recipe=prepared.recipe,
             outputs=outputs,
             n_floored=data.n_floored,
+            n_differing=maps.n_differing,
             warnings=tuple(noticed.warnings()),
             seconds={stage: round(value, 3) for stage, value in seconds.items()},
         )
         self.record.save(self.out)
+        return maps.n_differing
 
 
 def _run_cases(
@@ -204,7 +229,7 @@ def _run_cases(
                 if prepared.data is None:
                     run.skipped.append(case.id)
                     continue
-                job.finish(case, prepared.recipe, prepared.data, prepared.seconds)
+                n_differing = job.finish(case, prepared, prepared.data)
             except OutputError:
                 raise
             except SegcalError as error:
@@ -218,6 +243,8 @@ def _run_cases(
             noticed.look(prepared.data)
             run.done.append(case.id)
             run.n_floored += prepared.data.n_floored
+            if prepared.mean is not None:
+                run.differing[case.id] = n_differing
             if before is not None and before.status == "done":
                 run.redone.append(case.id)
     run.warnings = (*run.warnings, *noticed.warnings())

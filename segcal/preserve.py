@@ -12,6 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+NEAR_TIE = 1e-6
+"""A difference of two mean probabilities that their rounding in float32 can make or unmake."""
+
 _PIECE_VOXELS = 1 << 19
 
 
@@ -64,6 +67,29 @@ def keep_region_decision(stored: Tensor, decision: Tensor, *, half: float = 0.5)
     stored[decision & ~above] = _step(boundary, up=True)
     stored[~decision & above] = boundary
     return stored
+
+
+def keep_near_ties(probs: Tensor, decision: Tensor, *, regions: bool) -> Tensor:
+    """Let a decision made elsewhere break the near-ties of `probs`, and leave everything else as it is.
+
+    Args:
+        probs: (C, ...) float32; changed in place, by at most NEAR_TIE, where the decided class is that close to the
+            largest (regions: where a probability is that close to one half).
+        decision: (...) int64, or for regions (C, ...) bool.
+        regions: whether every channel is a decision of its own.
+
+    Returns:
+        The decision `probs` then says, in the form of `decision`; it differs from the given one beyond near-ties.
+    """
+    if regions:
+        said = torch.where((probs - 0.5).abs() <= NEAR_TIE, decision, probs > 0.5)
+        keep_region_decision(probs, said)
+        return said
+    largest, winner = probs.max(0)
+    near = largest - probs.gather(0, decision.unsqueeze(0)).squeeze(0) <= NEAR_TIE
+    said = torch.where(near, decision, winner)
+    keep_decision(probs, said)
+    return said
 
 
 def _differing(flat: Tensor, wanted: Tensor) -> Tensor:

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from segcal.calibrated_members import CalibratedMembers
 from segcal.case_labels import load_deployed
 from segcal.cases import CaseData, Want, load_poolings
 from segcal.checks.tell_tales import TellTales
 from segcal.errors import UsageError
 from segcal.evaluation.pictures import CasePicture, case_picture
 from segcal.evaluation.pipelines import Pipeline
+from segcal.io.members import Member
 from segcal.manifest import Manifest, ManifestCase
 from segcal.metrics import (
     CaseFrame,
@@ -68,7 +70,15 @@ def measure_case(
         count_outside: voxels outside the crop count as certain background; False leaves them out.
     """
     wanted = list(dict.fromkeys(Want(p.pooling, p.n_members) for p in pipelines))
-    pooled = dict(zip(wanted, load_poolings(manifest, case, wanted, device=device, with_labels=True), strict=True))
+    averaged = {p.name: CalibratedMembers(p.fitted, device=device) for p in pipelines if p.each_member}
+
+    def calibrate_alone(_: int, member: Member) -> None:
+        for members in averaged.values():
+            members.add(member)
+
+    found = load_poolings(manifest, case, wanted, device=device, with_labels=True, on_member=calibrate_alone)
+    pooled = dict(zip(wanted, found, strict=True))
+    del found
     first = pooled[wanted[0]]
     deployed = load_deployed(manifest, case, device=device, shape=_space(first.logits))
     frame = _frame(manifest, first, deployed, settings, count_outside=count_outside)
@@ -86,7 +96,7 @@ def measure_case(
         for pipeline in pipelines:
             if Want(pipeline.pooling, pipeline.n_members) != want:
                 continue
-            probs = pipeline.probabilities(data)
+            probs = averaged.pop(pipeline.name).mean() if pipeline.each_member else pipeline.probabilities(data)
             results[pipeline.name] = _measure(seen, probs, settings)
             if pipeline.name == pictured:
                 picture = case_picture(manifest, case, data, probs)
