@@ -34,7 +34,7 @@ from segcal.nnunet.predict_steps import (
     member_logits,
     prepare_case,
 )
-from segcal.nnunet.workers import Task, Workers, default_workers, first_done
+from segcal.nnunet.workers import Task, WorkerDiedError, Workers, default_workers, first_done
 from segcal.types import AppliedPooling, Progress
 
 
@@ -123,7 +123,8 @@ def predict_folder(
             "command with --continue_prediction to go on"
         ) from None
     finally:
-        remove_unfinished(out)  # of a worker that was killed while it wrote
+        if ledger.worker_died:
+            remove_unfinished(out)
     done = tuple(case_id for case_id in cases if record.cases[case_id].status == "done")
     each = job.pooling == "members-probabilities"
     return PredictRun(
@@ -217,6 +218,7 @@ class _Ledger:
     progress: Progress | None
     failed: dict[str, str] = field(default_factory=dict)
     n_done: int = 0
+    worker_died: bool = False
 
     def done(self, case_id: str, case: WrittenCase) -> None:
         self.record.cases[case_id] = PredictedEntry(
@@ -229,6 +231,7 @@ class _Ledger:
         """Note a failed case; raises the error unless the run goes on."""
         self.record.cases[case_id] = PredictedEntry(status="failed", error=str(error))
         self.failed[case_id] = str(error)
+        self.worker_died |= isinstance(error, WorkerDiedError)
         if isinstance(error, OutputError):
             raise error
         self._noted()

@@ -27,6 +27,10 @@ Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
 
+class WorkerDiedError(CaseError):
+    """The process that had a case is gone; a file it was writing is left unfinished under its temporary name."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Task(Generic[Result]):
     """A step of a case, under way in a worker."""
@@ -38,12 +42,12 @@ class Task(Generic[Result]):
         """Wait and hand over the result, or raise what the step raised.
 
         Raises:
-            CaseError: the process died.
+            WorkerDiedError: the process was killed.
         """
         try:
             return self.future.result()
         except BrokenProcessPool:
-            raise CaseError(
+            raise WorkerDiedError(
                 f"{self.case_id}: the worker process that had this case died. Most often the system killed it because "
                 "memory ran out: use fewer workers (-npp, -nps), or 0 for none."
             ) from None

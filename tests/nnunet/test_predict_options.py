@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -20,12 +22,14 @@ import torch
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
+import segcal.nnunet.predict as predicting
 from segcal.apply import apply_calibrator
-from segcal.errors import CaseError, GeometryError, MismatchError, UsageError
+from segcal.errors import CaseError, GeometryError, Interrupted, MismatchError, UsageError
 from segcal.fitted import FittedCalibrator
 from segcal.nnunet.export import export_logits
 from segcal.nnunet.model import TrainedModel, load_model
 from segcal.nnunet.predict import PredictRun, predict_folder
+from segcal.nnunet.predict_steps import PreparedCase
 from segcal_cli.main import app
 from tests.apply_data import make_fitted, preserving, temperature
 from tests.nnunet import untrained
@@ -173,6 +177,37 @@ def test_command_goes_on_where_it_stopped_and_lists_failures(folder: Path, tmp_p
     result = predict(folder, images, out, "--continue_prediction", "--json", fitted=temperature(3.0))
     assert json.loads(result.stdout)["skipped"] == []
     assert "differs in calibrator_sha256" in result.stderr
+
+
+def test_a_run_that_is_stopped_says_how_to_go_on(
+    folder: Path, model: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = predicting.member_logits
+
+    def stopped_at_b(models: Sequence[TrainedModel], case: PreparedCase) -> Any:
+        if case.case_id == "case_b":
+            raise KeyboardInterrupt
+        return original(models, case)
+
+    monkeypatch.setattr(predicting, "member_logits", stopped_at_b)
+    with pytest.raises(Interrupted, match=r"1 of 3 cases .* --continue_prediction"):
+        predict_folder(model, named(temperature(2.0)), folder / "images", tmp_path / "out")
+    monkeypatch.undo()
+    run = predict_folder(model, named(temperature(2.0)), folder / "images", tmp_path / "out", resume=True)
+    assert run.skipped == ("case_a",)
+    assert run.cases == CASES
+
+
+def test_with_workers_stdout_is_still_one_json_object(folder: Path, tmp_path: Path) -> None:
+    """In a process of its own: what nnU-Net prints in a worker would go past every redirection of this one."""
+    named(temperature(2.0)).save(tmp_path / "cal.safetensors")
+    words = ["nnunet", "predict", "-m", folder / "model", "-i", folder / "images", "-o", tmp_path / "out", "-f", 0]
+    words += ["--calibrator", tmp_path / "cal.safetensors", "-device", "cpu", "-npp", 1, "-nps", 1, "--json"]
+    code = "from segcal_cli.main import run; run()"
+    done = subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["cases"] == list(CASES)
 
 
 @pytest.mark.parametrize("reader", ["NibabelIOWithReorient", "SimpleITKIOWithReorient"])

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +44,51 @@ def test_one_process_after_another_failure_still_works() -> None:
             killed.result()
         again = workers.submit("case_d", add, 3)
         assert first_done([again]).result() == 43
+
+
+SLEEPER = """
+from segcal.nnunet.workers import Workers
+from tests.nnunet.test_workers import own_id_then_sleep
+if __name__ == "__main__":
+    import sys
+    Workers(1, sys.argv[1]).submit("case_a", own_id_then_sleep).result()
+"""
+
+
+def own_id_then_sleep(shared: str) -> None:
+    """A step that says where it runs and takes very long."""
+    Path(shared).write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads the state of a process from /proc")
+def test_a_worker_does_not_outlive_a_parent_that_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    parent = subprocess.Popen([sys.executable, tmp_path / "sleeper.py", tmp_path / "pid"], env=environment)
+    try:
+        _until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+    finally:
+        parent.kill()
+        parent.wait()
+    worker = int((tmp_path / "pid").read_text())
+    _until(lambda: not _is_alive(worker))
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    for _ in range(6000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("waited for a minute")
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_no_more_tasks_than_processes_are_taken() -> None:
