@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from segcal.errors import UsageError
-from segcal.types import Kind, Pooling
+from segcal.types import AppliedPooling, Kind
 
-from .common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, example
+from .common import DIFFERING, DebugOption, DeviceOption, JsonOption, Output, QuietOption, example
 
 # Imported when the command runs, so that its help does not wait for torch.
 if TYPE_CHECKING:
@@ -51,7 +51,11 @@ def apply(
         typer.Option(help="float16 with nnunet only; uint16 (scl_slope 1/65535) with nifti only."),
     ] = "float32",
     pooling: Annotated[
-        Pooling | None, typer.Option(help="The calibrator knows it; say it to have the run refused if it differs.")
+        AppliedPooling | None,
+        typer.Option(
+            help="The calibrator knows it; say it to have the run refused if it differs. members-probabilities (for a "
+            "calibrator of single models): calibrate each member, then average; the segmentation stays the pooled one."
+        ),
     ] = None,
     case: CaseOption = None,
     confidence: Annotated[bool, typer.Option("--confidence", help="Also write the largest probability.")] = False,
@@ -140,6 +144,8 @@ def _report(output: Output, run: ApplyRun, method: str) -> None:
         output.warn(f"failed: {case_id}: {message}")
     if run.n_floored:
         output.line(f"{run.n_floored:,} probabilities stored as 0 were raised to the smallest number of their type")
+    if run.differing:
+        output.line(DIFFERING.format(sum(run.differing.values())))
     if run.redone:
         output.line(f"done again because something changed: {', '.join(run.redone)}")
     counts = {"already finished": len(run.skipped), "failed": len(run.failed)}
@@ -154,6 +160,7 @@ def _report(output: Output, run: ApplyRun, method: str) -> None:
             "skipped": run.skipped,
             "failed": run.failed,
             "n_floored": run.n_floored,
+            "differing_voxels": run.differing,
             "warnings": run.warnings,
         }
     )

@@ -53,6 +53,10 @@ DebugOption = Annotated[
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps; auto takes the fastest.")]
 
 
+DIFFERING = "members calibrated one by one: in {:,} voxels the mean names another class than the segmentation"
+"""Said after every run with `--pooling members-probabilities`, which does not promise that the two agree."""
+
+
 def epilog(command_line: str) -> str:
     """The end of a help text: one call that works, in one line that can be copied."""
     return f"\b\nExample:\n  {command_line}"

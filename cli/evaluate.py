@@ -37,6 +37,12 @@ def evaluate(
     ignore_outside: Annotated[
         bool, typer.Option("--ignore-outside", help="Leave out voxels outside the crop instead of counting them.")
     ] = False,
+    each_member: Annotated[
+        bool,
+        typer.Option(
+            "--each-member", help="Also calibrate each member and average then: cms_ap(members), for single-model fits."
+        ),
+    ] = False,
     replicates: Annotated[int, typer.Option(min=1, help="Bootstrap replicates of the intervals.")] = 2000,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Leave broken cases out and name them.")] = False,
@@ -62,6 +68,7 @@ def evaluate(
             metrics=MetricSettings(data.class_names, include_background=include_background),
             bootstrap=BootstrapSettings(n_replicates=replicates, seed=seed),
             count_outside=not ignore_outside,
+            each_member=each_member,
             keep_going=keep_going,
             force=force,
             device=resolve_device(device, sums=True),

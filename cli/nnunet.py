@@ -11,8 +11,9 @@ from typing import Annotated, Literal
 import typer
 
 from segcal.errors import UsageError
+from segcal.types import AppliedPooling
 
-from .common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, epilog, sub_app
+from .common import DIFFERING, DebugOption, DeviceOption, JsonOption, Output, QuietOption, epilog, sub_app
 
 app = sub_app("Work with nnU-Net's folders and models.")
 
@@ -134,9 +135,6 @@ def collect(
     )
 
 
-ModelOption = Annotated[
-    Path, typer.Option("-m", metavar="DIR", help="Trained model folder (TRAINER__PLANS__CONFIGURATION).")
-]
 ModelsOption = Annotated[
     list[Path],
     typer.Option("-m", metavar="DIR", help="Trained model folder (TRAINER__PLANS__CONFIGURATION); repeat for seeds."),
@@ -241,7 +239,7 @@ def export(
     epilog=epilog("segcal nnunet predict -m MODEL_FOLDER -i imagesTs -o predicted --calibrator cms_ap.safetensors"),
 )
 def predict(
-    model: ModelOption,
+    model: ModelsOption,
     images: ImagesOption,
     out: Annotated[Path, typer.Option("-o", metavar="DIR", help="Folder for segmentations and probabilities.")],
     calibrator: Annotated[
@@ -249,7 +247,45 @@ def predict(
     ],
     fold: FoldOption = None,
     more_folds: MoreFolds = None,
-    dtype: Annotated[Literal["float32", "float16"], typer.Option(help="Type of the stored maps.")] = "float32",
+    pooling: Annotated[
+        AppliedPooling | None,
+        typer.Option(
+            help="The calibrator knows it. members-probabilities (for a calibrator of single models, as from collect): "
+            "calibrate each member, then average; the segmentation stays nnU-Net's."
+        ),
+    ] = None,
+    format: Annotated[
+        Literal["nnunet", "nifti", "both"],
+        typer.Option(help="nnU-Net's .npz, NIfTI in the geometry of the image (DIR/probabilities), or both."),
+    ] = "nnunet",
+    dtype: Annotated[
+        Literal["float32", "float16", "uint16"],
+        typer.Option(help="float16 with nnunet only; uint16 (scl_slope 1/65535) with nifti only."),
+    ] = "float32",
+    n_preprocessing: Annotated[
+        int | None,
+        typer.Option(
+            "-npp",
+            min=0,
+            show_default=False,
+            help="Processes that preprocess; 0 for none. Default: up to 3, fewer for few images or cores.",
+        ),
+    ] = None,
+    n_export: Annotated[
+        int | None,
+        typer.Option(
+            "-nps", min=0, show_default=False, help="Processes that pool, calibrate and write; default as for -npp."
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--continue_prediction", "--resume", help="Skip cases finished with this calibrator, model and options."
+        ),
+    ] = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Leave a broken case out, list it at the end, exit 1.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Apply a calibrator in spite of a difference.")] = False,
     checkpoint: CheckpointOption = "checkpoint_final.pth",
     disable_tta: DisableTtaOption = False,
@@ -261,7 +297,8 @@ def predict(
 ) -> None:
     """Predict images with nnU-Net and write calibrated probabilities beside the segmentation.
 
-    Methods that preserve the decision and pool logits keep the segmentation of nnUNetv2_predict at every voxel.
+    Methods that preserve the decision and pool logits keep the segmentation of nnUNetv2_predict at every voxel. With
+    several model folders, whose logits no command of nnU-Net averages, it is the decision of the mean over all folds.
     """
     from segcal.device import resolve_device
     from segcal.fitted import load_calibrator
@@ -270,20 +307,54 @@ def predict(
 
     output = Output(json=json, quiet=quiet)
     fitted = load_calibrator(calibrator)
-    trained = load_model(
-        model,
-        folds=_folds(fold, more_folds),
-        checkpoint=checkpoint,
-        device=resolve_device(device),
-        mirroring=not disable_tta,
-        step_size=step_size,
-    )
-    for sentence in check_applicable(trained, fitted, force=force):
+    where, folds = resolve_device(device), _folds(fold, more_folds)
+    models = [
+        load_model(
+            folder, folds=folds, checkpoint=checkpoint, device=where, mirroring=not disable_tta, step_size=step_size
+        )
+        for folder in model
+    ]
+    early = check_applicable(models, fitted, pooling=pooling, force=force)
+    for sentence in early:
         output.warn(sentence)  # now, not after hours of prediction
     with output.stages() as progress:
-        run = predict_folder(trained, fitted, images, out, dtype=dtype, force=force, progress=progress)
-    output.line(f"{fitted.info.method}: {len(run.cases)} cases written to {run.out}")
-    output.result({"out": run.out, "method": fitted.info.method, "cases": run.cases, "warnings": run.warnings})
+        run = predict_folder(
+            models,
+            fitted,
+            images,
+            out,
+            pooling=pooling,
+            format=format,
+            dtype=dtype,
+            n_preprocessing=n_preprocessing,
+            n_export=n_export,
+            resume=resume,
+            keep_going=keep_going,
+            force=force,
+            progress=progress,
+        )
+    for sentence in run.warnings[len(early) :]:
+        output.warn(sentence)
+    for case_id, message in run.failed.items():
+        output.warn(f"failed: {case_id}: {message}")
+    if run.differing:
+        output.line(DIFFERING.format(sum(run.differing.values())))
+    counts = {"of them already finished": len(run.skipped), "failed": len(run.failed)}
+    rest = "".join(f", {count} {what}" for what, count in counts.items() if count)
+    output.line(f"{fitted.info.method}: {len(run.cases)} cases written to {run.out}{rest}")
+    output.result(
+        {
+            "out": run.out,
+            "method": fitted.info.method,
+            "cases": run.cases,
+            "skipped": run.skipped,
+            "failed": run.failed,
+            "differing_voxels": run.differing,
+            "warnings": run.warnings,
+        }
+    )
+    if run.failed:
+        raise typer.Exit(1)
 
 
 @app.command(

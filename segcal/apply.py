@@ -28,7 +28,7 @@ from segcal.errors import Interrupted, OutputError, SegcalError
 from segcal.fitted import FittedCalibrator
 from segcal.io.atomic import remove_unfinished
 from segcal.manifest import Manifest, ManifestCase
-from segcal.types import Pooling, Progress
+from segcal.types import AppliedPooling, Progress
 
 
 @dataclass
@@ -42,6 +42,7 @@ class ApplyRun:
         skipped: Cases an earlier run had finished from the same.
         failed: Cases that could not be done, with the message; only with `keep_going`.
         n_floored: Stored probabilities of exactly 0 (and the like) that were raised to have a logarithm.
+        differing: With members-probabilities: voxels by case where the map does not say the segmentation's class.
         warnings: What the user should know about the match of calibrator and data.
     """
 
@@ -51,6 +52,7 @@ class ApplyRun:
     skipped: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     n_floored: int = 0
+    differing: dict[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
@@ -62,7 +64,7 @@ def apply_calibrator(
     device: torch.device,
     format: MapFormat = "nnunet",
     dtype: StorageType = "float32",
-    pooling: Pooling | None = None,
+    pooling: AppliedPooling | None = None,
     resume: bool = False,
     keep_going: bool = False,
     confidence: bool = False,
@@ -81,7 +83,9 @@ def apply_calibrator(
     Args:
         format: nnU-Net's `.npz`, or NIfTI with the case's true affine.
         dtype: float32; float16 (nnunet only); uint16 in steps of 1/65535 with scl_slope (nifti only).
-        pooling: How members are pooled; that of the calibrator when absent, and any other is refused.
+        pooling: How members are pooled; that of the calibrator when absent. `members-probabilities` calibrates each
+            member and averages then; the segmentation stays the decision of the pooled members, and voxels where
+            the averaged map says otherwise are counted. Any other pooling than the calibrator's is refused.
         resume: Continue the run in `out`: skip cases whose inputs, calibrator, settings and files are unchanged.
         keep_going: Note a case that cannot be done and go on with the next; a full disk still ends the run.
         confidence, entropy: Also write these maps.
@@ -215,6 +219,8 @@ def _run_cases(
             noticed.merge(applied.noticed)
             run.done.append(case_id)
             run.n_floored += applied.entry.n_floored
+            if work.settings.pooling == "members-probabilities":
+                run.differing[case_id] = applied.entry.n_differing
             before = job.before.get(case_id)
             if before is not None and before.status == "done":
                 run.redone.append(case_id)

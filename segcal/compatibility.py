@@ -5,16 +5,16 @@ from __future__ import annotations
 from segcal.calibrator_info import CalibratorInfo
 from segcal.errors import MismatchError
 from segcal.manifest import Manifest
-from segcal.types import Pooling
+from segcal.types import AppliedPooling
 
 
-def check_compatible(info: CalibratorInfo, manifest: Manifest, pooling: Pooling, *, force: bool) -> list[str]:
+def check_compatible(info: CalibratorInfo, manifest: Manifest, pooling: AppliedPooling, *, force: bool) -> list[str]:
     """Compare what a calibrator was fitted on with the data it is about to be applied to.
 
     Args:
         info: of the calibrator.
         manifest: of the data.
-        pooling: how the members will be pooled.
+        pooling: how the members will be pooled, or that each is calibrated before their probabilities are averaged.
         force: apply a shift-sensitive calibrator to the other kind of file all the same.
 
     Returns:
@@ -24,12 +24,7 @@ def check_compatible(info: CalibratorInfo, manifest: Manifest, pooling: Pooling,
         MismatchError: names the field that differs and the way out.
     """
     _check_classes(info, manifest)
-    if pooling != info.pooling and not (manifest.n_members == 1 and info.translation_invariant):
-        raise MismatchError(
-            f"pooling differs: the calibrator ({info.method}) was fitted on pooled {info.pooling}, asked for is "
-            f"pooling of {pooling}. Pool by {info.pooling}, or fit a calibrator with --pooling {pooling}."
-        )
-    warnings = []
+    warnings = _pooling_differences(info, manifest, pooling)
     if manifest.kind != info.kind and not info.translation_invariant:
         message = (
             f"kind differs: {info.method} was fitted on {info.kind} and is not translation-invariant, the files hold "
@@ -39,12 +34,46 @@ def check_compatible(info: CalibratorInfo, manifest: Manifest, pooling: Pooling,
         if not force:
             raise MismatchError(f"{message}, or --force.")
         warnings.append(f"{message}; applied because of --force.")
-    if info.n_members not in (None, manifest.n_members):
-        warnings.append(
-            f"number of members differs: fitted on {info.n_members}, applied to {manifest.n_members}; calibration may "
-            "not carry over (no matter if the file is the pooled ensemble itself)"
-        )
     return warnings + _prediction_differences(info, manifest)
+
+
+def _pooling_differences(info: CalibratorInfo, manifest: Manifest, pooling: AppliedPooling) -> list[str]:
+    """Refuse another pooling than that of the fit; warn of another number of members."""
+    if pooling == "members-probabilities":
+        return _on_single_members(info)
+    if pooling != info.pooling and not (manifest.n_members == 1 and info.translation_invariant):
+        raise MismatchError(
+            f"pooling differs: the calibrator ({info.method}) was fitted on pooled {info.pooling}, asked for is "
+            f"pooling of {pooling}. Pool by {info.pooling}, or fit a calibrator with --pooling {pooling}."
+        )
+    if info.n_members in (None, manifest.n_members):
+        return []
+    way_out = (
+        "it describes single models: `--pooling members-probabilities` calibrates each member and averages then"
+        if info.n_members == 1
+        else "no matter if the file is the pooled ensemble itself"
+    )
+    return [
+        f"number of members differs: fitted on {info.n_members}, applied to {manifest.n_members}; calibration may "
+        f"not carry over ({way_out})"
+    ]
+
+
+def _on_single_members(info: CalibratorInfo) -> list[str]:
+    """What a calibrator has to be like to be applied to each member alone."""
+    if info.n_members == 1:
+        return []
+    pooled = f"the pooled {info.pooling} of {info.n_members or 'an unknown number of'} members"
+    if info.pooling == "probabilities":
+        raise MismatchError(
+            f"pooling differs: the calibrator ({info.method}) was fitted on {pooled}, which are less sure "
+            "of themselves than a single member. members-probabilities needs one fitted on single models "
+            "(`segcal nnunet collect`, `segcal nnunet export --out-of-fold`), or on pooled logits."
+        )
+    return [
+        f"pooling differs: fitted on {pooled}, applied to each member alone; calibration may not carry over "
+        "(members-probabilities is meant for calibrators of single models)"
+    ]
 
 
 def _check_classes(info: CalibratorInfo, manifest: Manifest) -> None:

@@ -43,6 +43,10 @@ class MismatchError(SegcalError, ValueError):
     """A calibrator does not belong to the data it is applied to."""
 
 
+class CaseError(SegcalError, RuntimeError):
+    """One case failed for a reason outside segcal: nnU-Net cannot read it, a worker process was killed."""
+
+
 class OutputError(SegcalError, OSError):
     """Something could not be written: a full disk, a folder without permission."""
 

@@ -24,7 +24,7 @@ from segcal.io.atomic import atomic_write
 from segcal.manifest import Manifest
 from segcal.preserve import keep_decision
 from segcal.regions import RegionCalibrator
-from segcal.types import Pooling
+from segcal.types import AppliedPooling, Box
 
 MAX_FILE_BYTES = 1 << 30
 METADATA_KEY = "segcal"
@@ -68,21 +68,25 @@ class FittedCalibrator:
 
     def volume_probs(self, case: CaseData) -> Tensor:
         """Calibrated (C, z, y, x) float32 probabilities of a case; certain background outside its crop."""
-        if case.crop is None:
-            return self._box_probs(case.logits, case.decision)
+        return self.cropped_probs(case.logits, case.decision, case.crop)
+
+    def cropped_probs(self, logits: Tensor, decision: Tensor, crop: Box | None) -> Tensor:
+        """The same for (C, z, y, x) logits, their decision and the box in which they mean something."""
+        if crop is None:
+            return self._box_probs(logits, decision)
         # Only the box is calibrated: what lies outside is fill, and no neighbour may see it.
-        z, y, x = (slice(low, high) for low, high in case.crop)
-        probs = torch.zeros_like(case.logits)
+        z, y, x = (slice(low, high) for low, high in crop)
+        probs = torch.zeros_like(logits)
         if isinstance(self.calibrator, Calibrator):
             probs[0] = 1.0
-        probs[:, z, y, x] = self._box_probs(case.logits[:, z, y, x], case.decision[..., z, y, x])
+        probs[:, z, y, x] = self._box_probs(logits[:, z, y, x], decision[..., z, y, x])
         return probs
 
-    def probs_by_voxels(self, case: CaseData) -> Callable[[slice], Tensor] | None:
-        """`volume_probs` of any run of flattened voxels, without the volume; None if voxels need their neighbours."""
+    def probs_by_voxels(self, case: CaseData) -> Callable[[slice], Tensor]:
+        """`volume_probs` of any run of flattened voxels, without the volume; only for voxel-wise calibrators."""
         calibrator = self.calibrator
-        if not isinstance(calibrator, Calibrator) or calibrator.spatial:
-            return None
+        if not isinstance(calibrator, Calibrator):
+            raise ParameterError(f"{self.info.method}: regions are calibrated as volumes, not voxel by voxel")
         logits = case.logits.reshape(case.logits.shape[0], -1)
         decision = case.decision.reshape(-1)
         inside = None if case.inside is None else case.inside.reshape(-1)
@@ -104,7 +108,7 @@ class FittedCalibrator:
         probs = self.calibrator.volume_probs(logits, decision)
         return keep_decision(probs, decision) if self.calibrator.preserves else probs
 
-    def check_compatible(self, manifest: Manifest, pooling: Pooling, *, force: bool = False) -> list[str]:
+    def check_compatible(self, manifest: Manifest, pooling: AppliedPooling, *, force: bool = False) -> list[str]:
         """Raise MismatchError if this was not fitted for such data; return warnings about lesser differences."""
         return check_compatible(self.info, manifest, pooling, force=force)
 

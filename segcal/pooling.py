@@ -128,7 +128,9 @@ class Pool:
                 log_p = torch.cat([logsigmoid(part), logsigmoid(-part)])
                 return log_p.mul_(0.5).exp_().mul_(_ROOT_SCALE).square_()
             root = (part - part.amax(dim=0)).mul_(0.5).exp_()
-            total = root.square().sum(dim=0)
+            total = root[0].square()
+            for channel in root[1:]:  # one after the other: `sum` adds in another order at the ends of a piece
+                total += channel.square()
             return root.mul_(_ROOT_SCALE).square_().div_(total)
         p = self._raised(part, floor.p)
         if not self._regions:
@@ -164,6 +166,12 @@ class Pool:
             offset = _SCALE_BITS * math.log(2) + math.log(self._n_members)
             log_mean[tiny] = far.clamp(min=smallest).log() - offset
         return log_mean
+
+
+def pooled_decision(logits: Tensor, *, regions: bool) -> Tensor:
+    """What pooled logits decide: (z, y, x) class index, first index on ties; regions: (R, z, y, x) log-odds > 0."""
+    # `max` also gives the first index on ties and is four times faster than `argmax` across channels.
+    return logits > 0 if regions else logits.max(dim=0).indices
 
 
 def pool_members(members: Iterable[Member], pooling: Pooling, *, regions: bool, device: torch.device) -> Pooled:

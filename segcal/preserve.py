@@ -12,9 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+NEAR_TIE = 1e-6
+"""A difference of two mean probabilities that their rounding in float32 can make or unmake."""
+
 _PIECE_VOXELS = 1 << 17
-_NO_TIE_ABOVE = 0.51
-"""Two classes of one voxel cannot both be above one half; half precision leaves the sum of a voxel a little above 1."""
 
 
 def keep_decision(stored: Tensor, decision: Tensor) -> Tensor:
@@ -68,6 +69,29 @@ def keep_region_decision(stored: Tensor, decision: Tensor, *, half: float = 0.5)
     return stored
 
 
+def keep_near_ties(probs: Tensor, decision: Tensor, *, regions: bool) -> Tensor:
+    """Let a decision made elsewhere break the near-ties of `probs`, and leave everything else as it is.
+
+    Args:
+        probs: (C, ...) float32; changed in place, by at most NEAR_TIE, where the decided class is that close to the
+            largest (regions: where a probability is that close to one half).
+        decision: (...) int64, or for regions (C, ...) bool.
+        regions: whether every channel is a decision of its own.
+
+    Returns:
+        The decision `probs` then says, in the form of `decision`; it differs from the given one beyond near-ties.
+    """
+    if regions:
+        said = torch.where((probs - 0.5).abs() <= NEAR_TIE, decision, probs > 0.5)
+        keep_region_decision(probs, said)
+        return said
+    largest, winner = probs.max(0)
+    near = largest - probs.gather(0, decision.unsqueeze(0)).squeeze(0) <= NEAR_TIE
+    said = torch.where(near, decision, winner)
+    keep_decision(probs, said)
+    return said
+
+
 def _differing(flat: Tensor, wanted: Tensor) -> Tensor:
     """Where the argmax of (C, n) is not the wanted class; in pieces, as indices of a whole volume are large."""
     found = []
@@ -86,7 +110,8 @@ def _open_to_doubt(values: Tensor, chosen: Tensor) -> Tensor:
         return torch.arange(chosen.shape[0], device=chosen.device)
     top, (first, last) = values.amax(0), chosen.aminmax()
     own = values[int(first)] if first == last else values.gather(0, chosen.unsqueeze(0)).squeeze(0)
-    return ((own < top) | (top <= _NO_TIE_ABOVE)).nonzero().squeeze(1)
+    # Two classes tied at the top make up all but the rounding of what a voxel sums to, at least.
+    return ((own < top) | (values.sum(0) >= top * 1.99)).nonzero().squeeze(1)
 
 
 def _ceiling(dtype: torch.dtype) -> float:

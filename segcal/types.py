@@ -15,6 +15,9 @@ Kind: TypeAlias = Literal["logits", "probabilities"]
 Pooling: TypeAlias = Literal["logits", "probabilities"]
 """Mean of logits (nnU-Net's folds) or mean of probabilities (`nnUNetv2_ensemble`)."""
 
+AppliedPooling: TypeAlias = Literal["logits", "probabilities", "members-probabilities"]
+"""How a calibrator is applied: to the pooled members, or to each of them before their probabilities are averaged."""
+
 Box: TypeAlias = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 """Half-open box ((z0, z1), (y0, y1), (x0, x1)) in array order."""
 

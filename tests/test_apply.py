@@ -19,6 +19,7 @@ from segcal.errors import GeometryError, MismatchError, UsageError
 from segcal.fitted import FittedCalibrator
 from segcal.manifest import Manifest
 from tests.apply_data import (
+    CLASSES,
     CPU,
     RESOLUTION,
     STORAGE,
@@ -383,6 +384,59 @@ def test_a_forced_mismatch_is_kept_as_a_warning(tmp_path: Path) -> None:
 
     assert any("kind differs" in warning for warning in run.warnings)
     assert json.loads((tmp_path / "out" / "run.json").read_text())["warnings"] == list(run.warnings)
+
+
+@pytest.mark.parametrize(("key", "value"), [("mirroring", True), ("step_size", 0.9), ("folds", [0, 1, 2])])
+def test_another_way_of_predicting_is_named_in_the_run(tmp_path: Path, key: str, value: Any) -> None:
+    same = {"mirroring": False, "step_size": 0.5, "folds": [0, 1]}
+    manifest = write_manifest(tmp_path, {"a": [random_logits(0)]}, prediction={**same, key: value})
+    plain = temperature(2.0)
+    fitted = FittedCalibrator(plain.calibrator, plain.info.model_copy(update={"prediction": same}))
+
+    run = apply_calibrator(fitted, manifest, tmp_path / "out", device=CPU)
+
+    assert [text.split(":")[0] for text in run.warnings] == [f"prediction.{key} differs"]
+
+
+@pytest.mark.parametrize("regions", [False, True])
+def test_members_calibrated_one_by_one_are_averaged_and_the_pooled_decision_is_kept(
+    tmp_path: Path, regions: bool
+) -> None:
+    """Against plain numpy; the map stays the mean and the voxels in which it says otherwise are counted."""
+    logits = [random_logits(seed, scale=2.0) for seed in range(3)]
+    keys: dict[str, Any] = {}
+    if regions:
+        names = [{"name": n, "labels": [k + 1]} for k, n in enumerate(CLASSES)]
+        keys = {"classes": None, "regions": names, "regions_class_order": [1, 2, 3]}
+    manifest = write_manifest(tmp_path, {"a": logits}, affine=rotated(), **keys)
+    fitted = temperature(4.0, regions=regions)
+
+    run = apply_calibrator(
+        fitted, manifest, tmp_path / "out", device=CPU, pooling="members-probabilities", dtype="float16"
+    )
+
+    scaled = np.stack(logits).astype(np.float64) / 4
+    each = 1 / (1 + np.exp(-scaled)) if regions else np.exp(scaled) / np.exp(scaled).sum(1, keepdims=True)
+    mean, pooled = each.mean(0), np.mean(logits, axis=0)
+    stored = np.load(tmp_path / "out" / "a.npz")["probabilities"]
+    np.testing.assert_allclose(stored, mean, atol=6e-4)
+    labels = np.asarray(nib.load(tmp_path / "out" / "a.nii.gz").dataobj).T
+    if regions:
+        said, decided = mean > 0.5, pooled > 0
+        expected = np.zeros(labels.shape)
+        for k, region in enumerate(decided):
+            expected[region] = k + 1
+        differing = (said != decided).any(0)
+    else:
+        expected = pooled.argmax(0)
+        differing = mean.argmax(0) != expected
+        np.testing.assert_array_equal(stored.argmax(0), mean.argmax(0))
+    np.testing.assert_array_equal(labels, expected)
+    assert run.differing == {"a": np.count_nonzero(differing)}
+    assert run.differing["a"] > 0
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert record["settings"]["pooling"] == "members-probabilities"
+    assert record["cases"]["a"]["n_differing"] == run.differing["a"]
 
 
 def test_zero_probabilities_are_raised_and_counted(tmp_path: Path) -> None:

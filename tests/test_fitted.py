@@ -312,6 +312,31 @@ def test_another_way_of_predicting_is_warned_about(cms_ap: FittedCalibrator) -> 
     assert fitted.check_compatible(manifest_of(), "logits") == []  # nothing known, nothing to compare
 
 
+def test_a_calibrator_of_single_models_may_be_applied_to_each_member(cms_ap: FittedCalibrator) -> None:
+    def fitted_on(n_members: int | None, pooling: Pooling = "logits") -> FittedCalibrator:
+        info = cms_ap.info.model_copy(update={"n_members": n_members, "pooling": pooling})
+        return FittedCalibrator(cms_ap.calibrator, info)
+
+    for pooling in ("logits", "probabilities"):
+        assert fitted_on(1, pooling).check_compatible(manifest_of(), "members-probabilities") == []  # type: ignore[arg-type]
+    for n_members in (3, None):
+        warnings = fitted_on(n_members).check_compatible(manifest_of(), "members-probabilities")
+        assert ["applied to each member alone" in text for text in warnings] == [True]
+        with pytest.raises(MismatchError, match=r"pooling differs.*single models"):
+            fitted_on(n_members, "probabilities").check_compatible(manifest_of(), "members-probabilities")
+
+
+@pytest.mark.parametrize(("key", "value"), [("mirroring", True), ("step_size", 0.9), ("folds", [0, 1, 2])])
+def test_every_way_of_predicting_is_compared_by_itself(key: str, value: object, cms_ap: FittedCalibrator) -> None:
+    same = {"mirroring": False, "step_size": 0.5, "folds": [0, 1]}
+    fitted = FittedCalibrator(cms_ap.calibrator, cms_ap.info.model_copy(update={"prediction": same}))
+    for pooling in ("logits", "members-probabilities"):
+        warnings = fitted.check_compatible(manifest_of(prediction={**same, key: value}), pooling)  # type: ignore[arg-type]
+        assert [text for text in warnings if text.startswith("prediction.")] == [
+            f"prediction.{key} differs: fitted with {same[key]}, applied with {value}; calibration may not carry over"
+        ]
+
+
 # Region models.
 
 

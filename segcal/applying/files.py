@@ -83,7 +83,7 @@ def write_case(
 ) -> tuple[OutputFile, ...]:
     """Write all files of a case and say how large they are; an interruption leaves only whole files behind."""
     with atomic_write(out / files.probabilities) as path:
-        _write_probabilities(path, maps, affine)
+        write_probabilities(path, maps, affine)
     for name, relative in files.extras.items():
         _write_volume(out / relative, name, maps.extras[name], affine)
     _write_volume(out / files.segmentation, "segmentation", maps.segmentation, affine)
@@ -96,7 +96,8 @@ def _segmentation_name(case_id: str, grid: Grid) -> str:
     return f"{case_id}.png" if grid.shape[0] == 1 else f"segmentation/{case_id}.npz"
 
 
-def _write_probabilities(path: Path, maps: CaseMaps, affine: NDArray[np.float64] | None) -> None:
+def write_probabilities(path: Path, maps: CaseMaps, affine: NDArray[np.float64] | None) -> None:
+    """Write the map in the format the ending of `path` says; hand in the temporary path of `atomic_write`."""
     if path.name.endswith(".npz"):
         arrays: dict[str, NDArray[np.generic]] = {"probabilities": maps.probabilities}
         if maps.crop is not None:

@@ -14,6 +14,7 @@ from segcal.applying.record import ApplySettings
 from segcal.applying.stored import store_classes, store_regions
 from segcal.cases import CaseData
 from segcal.fitted import FittedCalibrator
+from segcal.preserve import keep_near_ties
 from segcal.threads import one_thread
 from segcal.types import Box
 
@@ -27,12 +28,15 @@ class CaseMaps:
         segmentation: (z, y, x) label values.
         extras: `confidence` and `entropy`, (z, y, x) float32, as far as they were asked for.
         crop: where the network predicted, None for everywhere.
+        n_differing: voxels where the largest probability is not that of the segmentation's class (regions: where a
+            region's p > 0.5 is not what was decided); 0 unless members were calibrated one by one.
     """
 
     probabilities: NDArray[np.generic]
     segmentation: NDArray[np.generic]
     extras: Mapping[str, NDArray[np.float32]]
     crop: Box | None
+    n_differing: int = 0
 
 
 @one_thread()
@@ -51,12 +55,46 @@ def calibrated_maps(fitted: FittedCalibrator, case: CaseData, settings: ApplySet
     else:
         labels = decision = case.decision if preserving else probs.max(0).indices
         stored = store_classes(probs, decision, settings.dtype)
+    return CaseMaps(
+        stored, label_array(labels, settings.label_values), _extras(probs, settings, regions=regions), case.crop
+    )
+
+
+def member_maps(
+    mean: Tensor, decision: Tensor, crop: Box | None, settings: ApplySettings, *, regions: bool
+) -> CaseMaps:
+    """The maps of members that were calibrated one by one and averaged.
+
+    The segmentation is the given decision. The probabilities stay the mean: only where the decided class is tied with
+    the largest, but for rounding, does the decision break the tie. Elsewhere the two may differ, which is counted.
+
+    Args:
+        mean: (class or region, z, y, x) float32, from `CalibratedMembers`; changed at near-ties.
+        decision: of the deployed ensemble, (z, y, x) class index or (region, z, y, x) bool.
+    """
+    said = keep_near_ties(mean, decision, regions=regions)
+    if regions:
+        stored = store_regions(mean, said, settings.dtype)
+        differs, labels = (said != decision).any(0), paint_regions(decision, settings.label_values)
+    else:
+        stored = store_classes(mean, said, settings.dtype)
+        differs, labels = said != decision, decision
+    return CaseMaps(
+        stored,
+        label_array(labels, settings.label_values),
+        _extras(mean, settings, regions=regions),
+        crop,
+        int(differs.sum()),
+    )
+
+
+def _extras(probs: Tensor, settings: ApplySettings, *, regions: bool) -> dict[str, NDArray[np.float32]]:
     extras: dict[str, NDArray[np.float32]] = {}
     if settings.confidence:
         extras["confidence"] = confidence_map(probs, regions=regions)
     if settings.entropy:
         extras["entropy"] = entropy_map(probs, regions=regions)
-    return CaseMaps(stored, label_array(labels, settings.label_values), extras, case.crop)
+    return extras
 
 
 def paint_regions(decision: Tensor, class_order: tuple[int, ...]) -> Tensor:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from segcal.applying.stored import MapFormat, StorageType
 from segcal.errors import FileFormatError, UsageError
 from segcal.io.atomic import remove_unfinished, write_text_atomic
-from segcal.types import Kind, Pooling
+from segcal.types import AppliedPooling, Kind
 
 RECORD_NAME = "run.json"
 
@@ -33,7 +33,7 @@ class ApplySettings(_Entry):
     confidence: bool
     entropy: bool
     kind: Kind
-    pooling: Pooling
+    pooling: AppliedPooling
     axes: str
     label_values: tuple[int, ...]
 
@@ -71,6 +71,7 @@ class CaseEntry(_Entry):
     recipe: Recipe | None = None
     outputs: tuple[OutputFile, ...] = ()
     n_floored: int = 0
+    n_differing: int = 0
     warnings: tuple[str, ...] = ()
     error: str | None = None
     seconds: dict[str, float] = Field(default_factory=dict)

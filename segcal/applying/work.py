@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from segcal.applying.files import plan_files, write_case
 from segcal.applying.inputs import input_fingerprints
-from segcal.applying.maps import calibrated_maps
+from segcal.applying.maps import calibrated_maps, member_maps
 from segcal.applying.record import ApplySettings, CaseEntry, Recipe
+from segcal.calibrated_members import CalibratedMembers
 from segcal.case_map import ReadAhead
-from segcal.cases import CaseData, load_case
+from segcal.cases import CaseData, Want, load_case, load_poolings
 from segcal.checks.tell_tales import TellTales
 from segcal.fitted import FittedCalibrator
 from segcal.manifest import Manifest
@@ -37,11 +39,12 @@ class CaseToApply(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CaseRead:
-    """A case in memory."""
+    """A case in memory; `mean` is that of its calibrated members, if they are calibrated one by one."""
 
     recipe: Recipe
     data: CaseData
     seconds: float
+    mean: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +72,17 @@ class ApplyWork(ReadAhead[CaseToApply, CaseRead, CaseApplied]):
             settings=self.settings,
             inputs=input_fingerprints(self.manifest, case),
         )
+        if self.settings.pooling == "members-probabilities":
+            members = CalibratedMembers(self.fitted, device=self.device)
+            data = load_poolings(
+                self.manifest,
+                case,
+                [Want(self.fitted.info.pooling)],
+                device=self.device,
+                with_labels=False,
+                on_member=lambda _, member: members.add(member),
+            )[0]
+            return CaseRead(recipe, data, time.perf_counter() - start, members.mean())
         data = load_case(self.manifest, case, pooling=self.settings.pooling, device=self.device, with_labels=False)
         return CaseRead(recipe, data, time.perf_counter() - start)
 
@@ -78,7 +92,11 @@ class ApplyWork(ReadAhead[CaseToApply, CaseRead, CaseApplied]):
         noticed.look(case)
         grid = case.grid or Grid((case.logits.shape[1], case.logits.shape[2], case.logits.shape[3]))
         files = plan_files(item.case_id, grid, self.settings)
-        maps = calibrated_maps(self.fitted, case, self.settings, regions=self.manifest.has_regions)
+        regions = self.manifest.has_regions
+        if data.mean is None:
+            maps = calibrated_maps(self.fitted, case, self.settings, regions=regions)
+        else:
+            maps = member_maps(data.mean, case.decision, case.crop, self.settings, regions=regions)
         calibrated = time.perf_counter()
         outputs = write_case(self.out, files, maps, grid.affine)
         for name in item.stale:
@@ -91,6 +109,7 @@ class ApplyWork(ReadAhead[CaseToApply, CaseRead, CaseApplied]):
             recipe=data.recipe,
             outputs=outputs,
             n_floored=case.n_floored,
+            n_differing=maps.n_differing,
             warnings=tuple(noticed.warnings()),
             seconds={stage: round(value, 3) for stage, value in seconds.items()},
         )

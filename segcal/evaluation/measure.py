@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from segcal.calibrated_members import CalibratedMembers
+from segcal.calibrators import Calibrator
 from segcal.case_labels import load_deployed
 from segcal.cases import CaseData, Want, load_poolings
 from segcal.checks.tell_tales import TellTales
 from segcal.errors import UsageError
 from segcal.evaluation.pictures import CasePicture, case_picture
 from segcal.evaluation.pipelines import Pipeline
+from segcal.io.members import Member
 from segcal.manifest import Manifest, ManifestCase
 from segcal.metrics import (
     CaseFrame,
@@ -70,7 +73,15 @@ def measure_case(
         count_outside: voxels outside the crop count as certain background; False leaves them out.
     """
     wanted = list(dict.fromkeys(Want(p.pooling, p.n_members) for p in pipelines))
-    pooled = dict(zip(wanted, load_poolings(manifest, case, wanted, device=device, with_labels=True), strict=True))
+    averaged = {p.name: CalibratedMembers(p.fitted, device=device) for p in pipelines if p.each_member}
+
+    def calibrate_alone(_: int, member: Member) -> None:
+        for members in averaged.values():
+            members.add(member)
+
+    found = load_poolings(manifest, case, wanted, device=device, with_labels=True, on_member=calibrate_alone)
+    pooled = dict(zip(wanted, found, strict=True))
+    del found
     first = pooled[wanted[0]]
     deployed = load_deployed(manifest, case, device=device, shape=_space(first.logits))
     frame = _frame(manifest, first, deployed, settings, count_outside=count_outside)
@@ -85,10 +96,18 @@ def measure_case(
         if want.n_members is None:
             energy[want.pooling] = _energy(data)
         chosen = [pipeline for pipeline in pipelines if Want(pipeline.pooling, pipeline.n_members) == want]
-        results |= _measure_pipelines(chosen, data, frame.with_decision(data.decision), settings)
-        picture = picture or next(
-            (case_picture(manifest, case, data, p.probabilities(data)) for p in chosen if p.name == pictured), None
-        )
+        seen = frame.with_decision(data.decision)
+        results |= _measure_by_voxels([p for p in chosen if _by_voxels(p)], data, seen, settings)
+        for pipeline in chosen:
+            if _by_voxels(pipeline) and pipeline.name != pictured:
+                continue
+            # One that needs a whole volume, or whose volume is wanted for a picture, has the memory to itself.
+            probs = averaged.pop(pipeline.name).mean() if pipeline.each_member else pipeline.probabilities(data)
+            if pipeline.name not in results:
+                results[pipeline.name] = _measure(seen, probs, settings)
+            if pipeline.name == pictured:
+                picture = case_picture(manifest, case, data, probs)
+            del probs
     return MeasuredCase(
         case_id=case.id,
         results={pipeline.name: results[pipeline.name] for pipeline in pipelines},
@@ -118,32 +137,35 @@ def _frame(
     return CaseFrame.build(data.case_id, labels, settings, deployed=deployed, inside=data.inside)
 
 
-def _measure_pipelines(
+def _by_voxels(pipeline: Pipeline) -> bool:
+    """Whether any run of voxels can be measured without the rest of the volume."""
+    calibrator = pipeline.fitted.calibrator
+    return not pipeline.each_member and isinstance(calibrator, Calibrator) and not calibrator.spatial
+
+
+def _measure_by_voxels(
     pipelines: Sequence[Pipeline], data: CaseData, frame: CaseFrame | RegionFrame, settings: MetricSettings
 ) -> dict[str, CaseResult]:
-    """Results by name. Voxel-wise pipelines run side by side; one that needs whole volumes has the memory to itself."""
+    """Results by name; the pipelines run side by side and none of them makes a volume of its own."""
 
-    def by_voxels(pipeline: Pipeline) -> CaseResult:
+    def measured(pipeline: Pipeline) -> CaseResult:
         assert isinstance(frame, CaseFrame)
-        values = pipeline.fitted.probs_by_voxels(data)
-        assert values is not None
         metrics = make_metrics(settings)
         # A preserving calibrator compares every voxel with the decision before it hands the probabilities out.
-        metrics.update(frame, values, as_decided=pipeline.fitted.info.preserves is not None)
+        metrics.update(frame, pipeline.fitted.probs_by_voxels(data), as_decided=not pipeline.can_flip)
         return metrics.take(frame.case_id)
 
-    def whole(pipeline: Pipeline) -> CaseResult:
-        probs = pipeline.probabilities(data)
-        metrics = make_region_metrics(settings) if isinstance(frame, RegionFrame) else make_metrics(settings)
-        metrics.update(frame, probs)  # type: ignore[arg-type]
-        return metrics.take(frame.case_id)
+    return dict(zip((p.name for p in pipelines), side_by_side(measured, pipelines), strict=True))
 
-    voxelwise = [p for p in pipelines if p.fitted.probs_by_voxels(data) is not None]
-    results = dict(zip((p.name for p in voxelwise), side_by_side(by_voxels, voxelwise), strict=True))
-    for pipeline in pipelines:
-        if pipeline.name not in results:
-            results[pipeline.name] = side_by_side(whole, [pipeline])[0]
-    return results
+
+def _measure(frame: CaseFrame | RegionFrame, probs: Tensor, settings: MetricSettings) -> CaseResult:
+    if isinstance(frame, RegionFrame):
+        region_metrics = make_region_metrics(settings)
+        region_metrics.update(frame, probs)
+        return region_metrics.take(frame.case_id)
+    metrics = make_metrics(settings)
+    metrics.update(frame, probs)
+    return metrics.take(frame.case_id)
 
 
 def _regions_of(manifest: Manifest, label_map: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from segcal.errors import UsageError
 from segcal.fitted import FittedCalibrator
 from segcal.manifest import Manifest
 from segcal.regions import RegionCalibrator
-from segcal.types import Pooling
+from segcal.types import AppliedPooling, Pooling
 
 SYMBOL: dict[Pooling, str] = {"logits": "z", "probabilities": "p"}
 
@@ -26,11 +26,13 @@ class Pipeline:
         name: as tables show it: `cms_ap(z)`, `uncalibrated(p)`, `p0`.
         fitted: the calibrator; identity for the uncalibrated ones.
         n_members: how many members are pooled, None for all.
+        each_member: members are calibrated one by one and their probabilities averaged.
     """
 
     name: str
     fitted: FittedCalibrator
     n_members: int | None = None
+    each_member: bool = False
 
     @property
     def method(self) -> str:
@@ -41,13 +43,18 @@ class Pipeline:
         return self.fitted.info.pooling
 
     @property
+    def applied(self) -> AppliedPooling:
+        """How the calibrator is applied, as `segcal apply --pooling` names it."""
+        return "members-probabilities" if self.each_member else self.pooling
+
+    @property
     def calibrated(self) -> bool:
         return self.method != "identity"
 
     @property
     def can_flip(self) -> bool:
         """Whether a flip rate means anything: preserving and uncalibrated pipelines never flip."""
-        return self.fitted.info.preserves is None
+        return self.each_member or self.fitted.info.preserves is None
 
     def probabilities(self, case: CaseData) -> Tensor:
         """(C, z, y, x) float32 probabilities of a case that was pooled this pipeline's way."""
@@ -64,6 +71,13 @@ def calibrated_pipeline(fitted: FittedCalibrator, *, name: str | None = None, n_
     """The pipeline of a fitted calibrator."""
     info = fitted.info
     return Pipeline(name or pipeline_name(info.method, info.pooling, n_members), fitted, n_members)
+
+
+def member_pipeline(pipeline: Pipeline) -> Pipeline:
+    """The same calibrator on each member, then averaged: `cms_ap(members)`."""
+    usual = pipeline_name(pipeline.method, pipeline.pooling)
+    name = f"{pipeline.method}(members)" if pipeline.name == usual else f"{pipeline.name}(members)"
+    return Pipeline(name, pipeline.fitted, each_member=True)
 
 
 def baselines(manifest: Manifest) -> list[Pipeline]:

@@ -19,7 +19,7 @@ from segcal.device import resolve_device
 from segcal.errors import DataError, SegcalError
 from segcal.evaluation.measure import MeasuredCase
 from segcal.evaluation.pictures import CasePicture
-from segcal.evaluation.pipelines import Pipeline, baselines, calibrated_pipeline, check_names
+from segcal.evaluation.pipelines import Pipeline, baselines, calibrated_pipeline, check_names, member_pipeline
 from segcal.evaluation.records import CaseRecord, Records
 from segcal.evaluation.summary import BootstrapSettings, summarise, to_json
 from segcal.evaluation.tables import differences_csv, latex_table, markdown_table
@@ -68,6 +68,7 @@ def evaluate(
     metrics: MetricSettings | None = None,
     bootstrap: BootstrapSettings | None = None,
     count_outside: bool = True,
+    each_member: bool = False,
     force: bool = False,
     keep_going: bool = False,
     device: torch.device | str = "auto",
@@ -83,6 +84,7 @@ def evaluate(
         metrics: bins and bands; the paper's by default.
         bootstrap: replicates and seed of the intervals.
         count_outside: voxels outside the crop count as certain background.
+        each_member: also measure every calibrator applied to each member before their probabilities are averaged.
         force: evaluate a shift-sensitive calibrator on the other kind of files all the same.
         keep_going: leave cases out that cannot be read, and name them.
         device: where voxels are processed.
@@ -93,7 +95,9 @@ def evaluate(
     chosen = [calibrated_pipeline(fitted, name=name) for name, fitted in named.items()]
     if not isinstance(calibrators, Mapping):
         chosen = [calibrated_pipeline(fitted) for fitted in calibrators]
-    warnings = [text for p in chosen for text in p.fitted.check_compatible(manifest, p.pooling, force=force)]
+    if each_member:
+        chosen += [member_pipeline(pipeline) for pipeline in chosen]
+    warnings = [text for p in chosen for text in p.fitted.check_compatible(manifest, p.applied, force=force)]
     if cases is None and (split is None or subset != "test"):
         warnings += _seen_in_fitting(manifest, chosen)
     pipelines = [*baselines(manifest), *chosen]

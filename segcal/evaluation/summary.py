@@ -114,11 +114,11 @@ def _pipeline(
     return {
         "name": pipeline.name,
         "method": pipeline.method,
-        "pooling": pipeline.pooling,
+        "pooling": pipeline.applied,
         "n_members": pipeline.n_members,
         "calibrated": pipeline.calibrated,
         "translation_invariant": info.translation_invariant,
-        "preserves": info.preserves,
+        "preserves": None if pipeline.each_member else info.preserves,
         "flip_applicable": pipeline.can_flip,
         "warnings": list(info.warnings),
         "calibrator_sha256": list(calibrators.get(pipeline.name, ())),
@@ -145,4 +145,6 @@ def _difference(first: Pipeline, second: Pipeline, column: str, values: Mapping[
 
 
 def _same_input(one: Pipeline, other: Pipeline) -> bool:
-    return (one.pooling, one.n_members) == (other.pooling, other.n_members)
+    """Whether the first, uncalibrated, is what the other starts from; averaged members start from the mean of p."""
+    start = "probabilities" if other.each_member else other.pooling
+    return (one.pooling, one.n_members) == (start, other.n_members)

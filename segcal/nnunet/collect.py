@@ -21,8 +21,9 @@ _FOLD = re.compile(r"fold_(\d+)")
 _MISMATCH = (
     "every prediction is that of a single model, while nnU-Net deploys the folds together. Apply what is fitted here "
     "to the mean of the logits (folds inside nnUNetv2_predict); on the mean of probabilities (nnUNetv2_ensemble), "
-    "which is less sure of itself, it corrects too much. Labelled cases outside the training set, predicted by all "
-    "folds, are the better ground to fit on"
+    "which is less sure of itself, it corrects too much; to average probabilities, calibrate each member first "
+    "(`--pooling members-probabilities` of apply and predict). Labelled cases outside the training set, predicted by "
+    "all folds, are the better ground to fit on"
 )
 
 

@@ -31,7 +31,7 @@ from segcal.io.dataset_json import DatasetLabels
 from segcal.manifest import Manifest
 from segcal.nnunet.geometry import ImageGeometry
 from segcal.nnunet.image_files import find_cases
-from segcal.nnunet.model import Fold, TrainedModel, file_sha256, require_nnunet
+from segcal.nnunet.model import Fold, ModelPlan, TrainedModel, file_sha256, require_nnunet
 from segcal.nnunet.orientation import box_in_file_order, in_file_order
 from segcal.nnunet.training_cases import TrainingCases, training_cases
 from segcal.types import Progress
@@ -89,7 +89,9 @@ def export_logits(
     Raises:
         UsageError: a member was trained on a case, or the options do not go together.
     """
-    _check_models(models, out_of_fold)
+    if out_of_fold and len(models) > 1:
+        raise UsageError("--out-of-fold takes one model folder: give every case the fold that did not see it.")
+    check_models(models)
     cases = find_cases(images, models[0].predictor.dataset_json)
     trained = [training_cases(model, images, splits) for model in models]
     warnings: list[str] = []
@@ -164,15 +166,15 @@ def _predicted(
         folds = [k for own, k in members if own == m]
         if not folds:
             continue
-        data, properties = model.preprocess(job.files)
-        geometry = ImageGeometry(model, properties)
+        data, properties = model.plan.preprocess(job.files)
+        geometry = ImageGeometry(model.plan, properties)
         for k in folds:
             logits = model.member_logits(k, data)
-            check_finite(logits, job.case_id, model, k)
+            check_finite(logits, job.case_id, model.plan, k)
             yield (m, k), geometry, in_file_order(geometry.member(logits), properties)
 
 
-def check_finite(logits: Tensor, case_id: str, model: TrainedModel, index: int) -> None:
+def check_finite(logits: Tensor, case_id: str, model: ModelPlan, index: int) -> None:
     """nnU-Net itself writes NaN without a word; here it is an error."""
     n_bad = int((~torch.isfinite(logits)).sum())
     if n_bad:
@@ -240,9 +242,8 @@ def _relative(path: Path, folder: Path) -> str:
     return Path(os.path.relpath(path.parent.resolve() / path.name, folder.resolve())).as_posix()
 
 
-def _check_models(models: Sequence[TrainedModel], out_of_fold: bool) -> None:
-    if out_of_fold and len(models) > 1:
-        raise UsageError("--out-of-fold takes one model folder: give every case the fold that did not see it.")
+def check_models(models: Sequence[TrainedModel]) -> None:
+    """Refuse models that cannot be members of one ensemble: other classes, other input."""
     for model in models:
         if model.labels != models[0].labels:
             raise MismatchError(
@@ -251,6 +252,16 @@ def _check_models(models: Sequence[TrainedModel], out_of_fold: bool) -> None:
             )
         if model.predictor.dataset_json["file_ending"] != models[0].predictor.dataset_json["file_ending"]:
             raise MismatchError(f"{model.folder}: reads another file ending than {models[0].folder}.")
+        if _channels(model) != _channels(models[0]):
+            raise MismatchError(
+                f"{model.folder}: takes the channels {', '.join(_channels(model))}, {models[0].folder} takes "
+                f"{', '.join(_channels(models[0]))}; the members of one ensemble need the same images."
+            )
+
+
+def _channels(model: TrainedModel) -> list[str]:
+    content = model.predictor.dataset_json
+    return [str(name) for name in content.get("channel_names", content.get("modality", {})).values()]
 
 
 def _out_of_fold_members(
@@ -268,7 +279,8 @@ def _out_of_fold_members(
         )
     warnings.append(
         "out of fold every case is predicted by a single model; an ensemble of the folds is usually better calibrated, "
-        "so a calibrator fitted here corrects more than the ensemble needs"
+        "so a calibrator fitted here corrects more than the ensemble needs. `--pooling members-probabilities` of "
+        "apply and predict calibrates each member and averages then"
     )
     return {case_id: ((0, model.folds.index(own[case_id])),) for case_id in case_ids if case_id in own}
 

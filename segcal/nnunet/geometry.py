@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from segcal.nnunet.model import TrainedModel
+from segcal.nnunet.model import ModelPlan
 from segcal.types import Box
 
 
@@ -20,11 +20,11 @@ class ImageGeometry:
     """How one preprocessed case lies in its image.
 
     Attributes:
-        model: knows the plan: axis order, spacing, how to resample.
+        plan: knows axis order, spacing, how to resample.
         properties: nnU-Net's record of what preprocessing did.
     """
 
-    model: TrainedModel
+    plan: ModelPlan
     properties: Mapping[str, Any]
 
     @property
@@ -42,7 +42,7 @@ class ImageGeometry:
 
     def resampled(self, logits: Tensor) -> NDArray[Any]:
         """Logits on the voxels of the crop, still in the network's axis order, in the dtype of `logits`."""
-        plans, configuration = self.model.predictor.plans_manager, self.model.predictor.configuration_manager
+        plans, configuration = self.plan.plans_manager, self.plan.configuration_manager
         spacing = [self.properties["spacing"][axis] for axis in plans.transpose_forward]
         shape = self.properties["shape_after_cropping_and_before_resampling"]
         current = list(configuration.spacing)
@@ -78,14 +78,14 @@ class ImageGeometry:
         Returns:
             (z, y, x) int64 class index, or (region, z, y, x) bool for region models.
         """
-        labels = self.model.predictor.label_manager
+        labels = self.plan.label_manager
         values = self.resampled(pooled)
         if labels.has_regions:
             chosen = np.asarray(labels.apply_inference_nonlin(values)) > 0.5
-            return torch.from_numpy(self.placed(chosen)).to(self.model.device)
+            return torch.from_numpy(self.placed(chosen)).to("cpu")
         index = np.asarray(labels.convert_logits_to_segmentation(values)).astype(np.int64)
-        return torch.from_numpy(self.placed(index[None])[0]).to(self.model.device)
+        return torch.from_numpy(self.placed(index[None])[0]).to("cpu")
 
     @property
     def _backward(self) -> tuple[int, ...]:
-        return tuple(self.model.predictor.plans_manager.transpose_backward)
+        return tuple(self.plan.plans_manager.transpose_backward)

@@ -36,6 +36,49 @@ _FORBID = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 
 @dataclass(frozen=True, eq=False)
+class ModelPlan:
+    """What a trained model knows besides its weights; small, so that worker processes can be handed it.
+
+    Attributes:
+        folder: the model folder, for messages.
+        folds: the members, in order.
+        labels: the channels.
+        plans_manager: nnU-Net's.
+        configuration_manager: nnU-Net's.
+        dataset_json: its content.
+    """
+
+    folder: Path
+    folds: tuple[Fold, ...]
+    labels: DatasetLabels
+    plans_manager: Any = field(repr=False)
+    configuration_manager: Any = field(repr=False)
+    dataset_json: dict[str, Any] = field(repr=False)
+
+    @property
+    def label_manager(self) -> Any:
+        """nnU-Net's."""
+        return self.plans_manager.get_label_manager(self.dataset_json)
+
+    def preprocess(self, image_files: Sequence[Path]) -> tuple[Tensor, dict[str, Any]]:
+        """Read the channels of one case and prepare them as nnU-Net does; the result serves all folds.
+
+        Returns:
+            (channel, *preprocessed shape) and nnU-Net's properties: spacing, crop, shapes before and after.
+        """
+        with silenced():
+            worker = self.configuration_manager.preprocessor_class(verbose=False)
+            data, _, properties = worker.run_case(
+                [str(path) for path in image_files],
+                None,
+                self.plans_manager,
+                self.configuration_manager,
+                self.dataset_json,
+            )
+        return torch.as_tensor(data, device="cpu"), properties
+
+
+@dataclass(frozen=True, eq=False)
 class TrainedModel:
     """A model folder with the weights of its folds loaded; made by `load_model`.
 
@@ -79,23 +122,13 @@ class TrainedModel:
         """Hash of every fold's checkpoint file, in the order of `folds`."""
         return tuple(file_sha256(_checkpoint_path(self.folder, fold, self.checkpoint)) for fold in self.folds)
 
-    def preprocess(self, image_files: Sequence[Path]) -> tuple[Tensor, dict[str, Any]]:
-        """Read the channels of one case and prepare them as nnU-Net does; the result serves all folds.
-
-        Returns:
-            (channel, *preprocessed shape) and nnU-Net's properties: spacing, crop, shapes before and after.
-        """
+    @cached_property
+    def plan(self) -> ModelPlan:
+        """The same without the weights."""
         one = self.predictor
-        with silenced():
-            worker = one.configuration_manager.preprocessor_class(verbose=False)
-            data, _, properties = worker.run_case(
-                [str(path) for path in image_files],
-                None,
-                one.plans_manager,
-                one.configuration_manager,
-                one.dataset_json,
-            )
-        return torch.as_tensor(data, device="cpu"), properties
+        return ModelPlan(
+            self.folder, self.folds, self.labels, one.plans_manager, one.configuration_manager, one.dataset_json
+        )
 
     def member_logits(self, index: int, data: Tensor) -> Tensor:
         """What fold number `index` predicts for a preprocessed case: (class, *preprocessed shape) float16."""

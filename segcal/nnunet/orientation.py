@@ -54,7 +54,7 @@ def _turned_by_nibabel(values: NDArray[Any], geometry: Mapping[str, Any]) -> NDA
 
 def _turned_by_itk(channel: NDArray[Any], geometry: Mapping[str, Any]) -> NDArray[Any]:
     # ITK has no 16-bit floats, but axes can be swapped and flipped without knowing what the bits mean.
-    image = SimpleITK.GetImageFromArray(channel.view(np.int16))
+    image = SimpleITK.GetImageFromArray(channel.view(f"i{channel.dtype.itemsize}"))
     image.SetDirection(geometry["direction"])  # type: ignore[no-untyped-call]
     turned = SimpleITK.DICOMOrient(image, geometry["original_orientation"])  # type: ignore[no-untyped-call]
     array: NDArray[Any] = SimpleITK.GetArrayFromImage(turned).view(channel.dtype)

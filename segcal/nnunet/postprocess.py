@@ -20,7 +20,7 @@ import torch
 from segcal.apply import ApplyRun, apply_calibrator
 from segcal.applying.folders import manifest_of_folders
 from segcal.applying.stored import StorageType
-from segcal.errors import MissingFileError, UsageError
+from segcal.errors import MissingFileError, OutputError, SegcalError, UsageError
 from segcal.fitted import FittedCalibrator
 from segcal.io.atomic import atomic_write
 from segcal.io.images import read_labels
@@ -123,7 +123,7 @@ def postprocess_folder(
         plans, dataset_json: instead of those in the folder.
         dtype: of the stored maps, float32 or float16.
         resume: skip the cases an earlier run finished.
-        keep_going: leave out cases that cannot be read.
+        keep_going: list cases that cannot be read, calibrated or cleaned, and go on.
         force: apply a method that needs logits.
     """
     steps = None if postprocessing_json is None else read_postprocessing(postprocessing_json)
@@ -150,7 +150,14 @@ def postprocess_folder(
     run = PostprocessRun(applied, failed=crops.failed | applied.failed)
     run.notes += [*found.unmatched, *_unmatched(source, files), *crops.notes, *applied.warnings]
     for case_id in (*applied.done, *applied.skipped):
-        _finish_case(run, source, case_id, steps)
+        try:
+            _finish_case(run, source, case_id, steps)
+        except OutputError:
+            raise
+        except SegcalError as error:
+            if not keep_going:
+                raise
+            run.failed[case_id] = f"calibrated, but its segmentation could not be finished: {error}"
     if fitted.info.preserves is not None:
         run.notes += _strange_originals(run.changed)
     finished = {*applied.done, *applied.skipped}

@@ -11,6 +11,7 @@ from segcal.report.cautions import Caution
 from segcal.report.provenance import Fact, method_words
 from segcal.report.render import render
 from segcal.report.wording import DASH, count
+from segcal.types import AppliedPooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,13 @@ def applied_page(folder: Path) -> str:
     )
 
 
+_POOLED: dict[AppliedPooling, str] = {
+    "logits": "mean of the logits",
+    "probabilities": "mean of the probabilities",
+    "members-probabilities": "members calibrated one by one, then mean of their probabilities",
+}
+
+
 def _sentences(record: RunRecord, n_done: int) -> list[str]:
     failed = len(record.cases) - n_done
     sentences = [f"{count(n_done, 'case was', 'cases were')} written completely."]
@@ -69,6 +77,10 @@ def _cautions(record: RunRecord) -> list[Caution]:
             f"{count(floored, 'probability', 'probabilities')} stored as 0 were raised to the smallest of their type."
         )
         found.append(Caution("note", "zeros in the files", text))
+    differing = sum(entry.n_differing for entry in record.cases.values())
+    if differing:
+        text = f"In {count(differing, 'voxel')} the mean of the calibrated members names another class."
+        found.append(Caution("note", "map and segmentation", text))
     return found
 
 
@@ -81,7 +93,7 @@ def _facts(record: RunRecord) -> list[Fact]:
         ("manifest", record.manifest_name),
         ("manifest SHA-256", record.manifest_sha256),
         ("member files hold", settings.kind),
-        ("pooled by", f"mean of the {settings.pooling}"),
+        ("pooled by", _POOLED[settings.pooling]),
         ("array axes", settings.axes),
         ("label values", ", ".join(str(value) for value in settings.label_values)),
         ("written as", f"{settings.format}, {settings.dtype}"),

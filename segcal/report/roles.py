@@ -64,7 +64,9 @@ def base_of(pipeline: PipelineEntry, pipelines: Iterable[PipelineEntry]) -> str 
     """The uncalibrated pipeline with the same input; None for an uncalibrated one and where there is none."""
     if not pipeline.get("calibrated"):
         return None
-    key = (pipeline.get("pooling"), pipeline.get("n_members"))
+    pooling = pipeline.get("pooling")
+    # Members that were calibrated one by one are averaged as probabilities.
+    key = ("probabilities" if pooling == "members-probabilities" else pooling, pipeline.get("n_members"))
     same = [p["name"] for p in pipelines if not p.get("calibrated") and (p.get("pooling"), p.get("n_members")) == key]
     return same[0] if same else None
 

@@ -247,7 +247,7 @@ def test_keeping_the_argmax_is_less_than_keeping_the_order() -> None:
 @BY_ROWS
 @CLASSES
 def test_a_volume_is_its_rows(name: str, n_classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "ROWS_PER_CHUNK", 17)  # 84 voxels: four whole chunks and a part
+    monkeypatch.setattr(base, "VOXELS_PER_CHUNK", 17)  # 84 voxels: four whole chunks and a part
     calibrator = draw_calibrator(name, n_classes)
     logits = draw_volume("random", n_classes)
     decision = logits[:2].argmax(0)

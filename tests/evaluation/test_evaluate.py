@@ -207,3 +207,34 @@ def test_measuring_on_the_cases_of_the_fit_is_said_to_flatter(
     assert any("the numbers are too good" in text for text in everywhere.summary["warnings"])
     held_out = evaluate(phantom, [fitted["ts"]], split=0, bootstrap=QUICK, device=CPU)
     assert not any("the numbers are too good" in text for text in held_out.summary["warnings"])
+
+
+def test_calibrators_on_each_member_have_rows_of_their_own(
+    phantom: Manifest, fitted: dict[str, FittedCalibrator]
+) -> None:
+    """NLL of the mean over members of softmax(z / T), by a literal loop over the member files."""
+    ts = fitted["ts"]
+    with_rows = evaluate(phantom, [ts], split=0, each_member=True, bootstrap=QUICK, device=CPU)
+    rows = {p["name"]: p for p in with_rows.summary["pipelines"]}
+    assert list(rows) == ["p0", "uncalibrated(p)", "uncalibrated(z)", "ts(z)", "ts(members)"]
+    assert rows["ts(members)"]["pooling"] == "members-probabilities"
+    assert rows["ts(members)"]["preserves"] is None
+    assert any("applied to each member alone" in text for text in with_rows.summary["warnings"])
+    compared = {(d["first"], d["second"]) for d in with_rows.summary["differences"]}
+    assert ("ts(members)", "uncalibrated(p)") in compared
+
+    temperature = float(ts.calibrator.tensors()["temperature"])  # type: ignore[union-attr]
+    expected = {}
+    for case_id in phantom.splits[0].test:
+        case = phantom.case(case_id)
+        labelled = load_case(phantom, case, pooling="logits", device=CPU, with_labels=True)
+        assert labelled.labels is not None
+        total = torch.zeros_like(labelled.logits, dtype=torch.float64)
+        for name in case.members:
+            member = cases.read_member(phantom.resolve(name), kind=phantom.kind, axes=phantom.axes)
+            total += torch.softmax(torch.as_tensor(member.values).double() / temperature, 0)
+        picked = (total / len(case.members)).gather(0, labelled.labels.clamp(min=0)[None])[0]
+        seen = labelled.labels >= 0
+        expected[case_id] = float(-picked[seen].log().mean())
+    measured = {r.case: r.values["nll"] for r in with_rows.records.rows if r.pipeline == "ts(members)"}
+    assert measured == pytest.approx(expected, rel=1e-4)

@@ -201,14 +201,15 @@ def test_one_image_array(run: Run, plain: Any, calibrated: Any) -> None:
     np.testing.assert_array_equal(calibrated.predict_single_npy_array(array, properties), own)
 
 
-def test_predictor_warns_of_another_way_to_predict(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("key", "value"), [("mirroring", True), ("step_size", 0.75), ("folds", [0, 1])])
+def test_predictor_warns_of_another_way_to_predict(key: str, value: object, run: Run, tmp_path: Path) -> None:
     from segcal.nnunet import CalibratedPredictor
 
     fitted = for_hippocampus(temperature(2.0), run.model)
-    info = fitted.info.model_copy(update={"prediction": {"step_size": 0.75}})
+    info = fitted.info.model_copy(update={"prediction": {key: value}})
     FittedCalibrator(fitted.calibrator, info).save(tmp_path / "ts.safetensors")
     predictor = CalibratedPredictor(tmp_path / "ts.safetensors", use_mirroring=False, device=CPU, allow_tqdm=False)
-    with pytest.warns(UserWarning, match=r"prediction\.step_size differs"):
+    with pytest.warns(UserWarning, match=rf"prediction\.{key} differs"):
         predictor.initialize_from_trained_model_folder(str(run.model), (0,))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pickle
@@ -323,6 +324,26 @@ def test_label_postprocessing_lies_beside_and_keeps_the_maps(tmp_path: Path) -> 
     np.testing.assert_allclose(cleaned.affine, nib.load(folder / "a.nii.gz").affine, atol=1e-5)
     np.testing.assert_array_equal(read_labels(tmp_path / "out" / "a.nii.gz").values, labels)
     assert done.cleaned == {"a": np.count_nonzero(expected != labels)}
+
+
+def test_a_segmentation_that_cannot_be_cleaned_is_listed_and_the_others_are_cleaned(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Its header tells the geometry, so the case is calibrated; its voxels are cut off."""
+    nib.save(nib.load(folder / "a.nii.gz"), folder / "a.nii")
+    whole = (folder / "a.nii").read_bytes()
+    (folder / "a.nii").unlink()
+    (folder / "a.nii.gz").write_bytes(gzip.compress(whole[:-20]))
+    how: dict[str, Any] = {"postprocessing_json": write_steps(tmp_path / "postprocessing.json", [1])}
+
+    with pytest.raises(FileFormatError, match=r"a\.nii\.gz"):
+        run(temperature(2.0), folder, tmp_path / "stopped", **how)
+    done = run(temperature(2.0), folder, tmp_path / "out", keep_going=True, **how)
+
+    assert list(done.failed) == ["a"]
+    assert "could not be finished" in done.failed["a"]
+    assert list(done.cleaned) == ["b.1"]
+    assert (tmp_path / "out" / "postprocessed" / "b.1.nii.gz").exists()
 
 
 def test_components_of_equal_size_all_stay() -> None:

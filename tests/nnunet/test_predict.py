@@ -243,6 +243,7 @@ def test_command_writes_the_folder_as_nnunet_lays_it_out(folder: Path, tmp_path:
     named(temperature(2.0)).save(tmp_path / "ts.safetensors")
     command = ["nnunet", "predict", "-m", folder / "model", "-i", folder / "images", "-o", tmp_path / "out"]
     options = ["-f", "0", "1", "--calibrator", tmp_path / "ts.safetensors", "--disable_tta", "-device", "cpu", "--json"]
+    options += ["-npp", "0", "-nps", "0"]
     result = CliRunner().invoke(app, [str(word) for word in (*command, *options)])
 
     assert result.exit_code == 0, result.output
@@ -251,7 +252,7 @@ def test_command_writes_the_folder_as_nnunet_lays_it_out(folder: Path, tmp_path:
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == per_case | {"dataset.json", "plans.json", "segcal_predict.json"}
     record = json.loads((tmp_path / "out" / "segcal_predict.json").read_text())
-    assert record["prediction"] == {"mirroring": False, "step_size": 0.5, "folds": [0, 1]}
+    assert record["models"][0]["prediction"] == {"mirroring": False, "step_size": 0.5, "folds": [0, 1]}
     properties = pickle.loads((tmp_path / "out" / "case_a.pkl").read_bytes())
     assert tuple(properties["shape_before_cropping"]) == tuple(untrained.SHAPE[axis] for axis in (2, 0, 1))
 
