@@ -7,6 +7,7 @@ pictures; readers that turn images to RAS. `export` and `predict` meet the same 
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -226,7 +227,8 @@ def test_cuda_predicts_as_the_cpu_does(tmp_path: Path) -> None:
     assert np.abs(there - here).max() < 0.05
 
 
-def test_hook_opens_no_checkpoint_that_would_run_code(tmp_path: Path) -> None:
+def test_hook_and_predictor_open_no_checkpoint_that_would_run_code(tmp_path: Path) -> None:
+    from segcal.nnunet import CalibratedPredictor
     from segcal.nnunet.hook import run_entry_point
 
     made = classes_3d(tmp_path)
@@ -242,3 +244,6 @@ def test_hook_opens_no_checkpoint_that_would_run_code(tmp_path: Path) -> None:
             run_entry_point(tmp_path / "ts.safetensors", command)
     finally:
         torch.set_num_threads(threads)
+    predictor = CalibratedPredictor(tmp_path / "ts.safetensors", use_mirroring=False, device=CPU, allow_tqdm=False)
+    with pytest.raises(pickle.UnpicklingError):
+        predictor.initialize_from_trained_model_folder(str(tmp_path / "model"), (0,))
