@@ -279,7 +279,7 @@ def _out_of_fold_members(
         )
     warnings.append(
         "out of fold every case is predicted by a single model; an ensemble of the folds is usually better calibrated, "
-        "so a calibrator fitted here corrects more than the ensemble needs. `--pooling members-probabilities` of "
+        "so a calibrator fitted here may correct more than the ensemble needs. `--pooling members-probabilities` of "
         "apply and predict calibrates each member and averages then"
     )
     return {case_id: ((0, model.folds.index(own[case_id])),) for case_id in case_ids if case_id in own}

@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from segcal.errors import UsageError
+from segcal.errors import FileFormatError, UsageError
 from segcal.fitted import FittedCalibrator, load_calibrator
 from segcal.io.archive import write_npz
 from segcal.io.atomic import atomic_write
-from segcal.nnunet.model import require_nnunet
+from segcal.nnunet.model import require_nnunet, weights_only
 from segcal.nnunet.pooled_logits import calibrated_case, check_pooling
 
 CALIBRATOR_VARIABLE = "SEGCAL_NNUNET_CALIBRATOR"
@@ -82,6 +82,9 @@ def run_entry_point(calibrator_path: Path, command: Sequence[str]) -> None:
     Args:
         calibrator_path: file written by `segcal fit`.
         command: `nnUNetv2_predict` or `nnUNetv2_predict_from_modelfolder` and its arguments.
+
+    Raises:
+        FileFormatError: a checkpoint holds something else than weights.
     """
     name = Path(command[0]).name if command else ""
     if name not in ENTRY_POINTS:
@@ -92,7 +95,14 @@ def run_entry_point(calibrator_path: Path, command: Sequence[str]) -> None:
         arguments = sys.argv
         sys.argv = list(command)
         try:
-            getattr(nnunet, ENTRY_POINTS[name])()
+            # nnU-Net itself would open checkpoints as any pickle.
+            with weights_only():
+                getattr(nnunet, ENTRY_POINTS[name])()
+        except pickle.UnpicklingError as error:
+            raise FileFormatError(
+                f"a checkpoint cannot be loaded as plain weights ({error}). One that needs other Python objects is not "
+                "opened, because that would run code from the file."
+            ) from error
         finally:
             sys.argv = arguments
 
