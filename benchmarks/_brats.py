@@ -85,7 +85,7 @@ def _label_file(name: str) -> str:
 
 
 def _save_manifest(path: Path, names: Sequence[str], kind: Kind, n_members: int) -> Path:
-    n_validation = len(names) // 3
+    n_validation = max(1, len(names) // 3) if len(names) > 1 else 0
     content = {
         "version": 1,
         "name": path.stem,
