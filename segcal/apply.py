@@ -1,15 +1,13 @@
 """Applying a calibrator: every case of a manifest to calibrated maps and a segmentation on disk.
 
-Cases are read ahead by one: while a case is calibrated and written, the members of the next are being unpacked.
-Nothing is kept of a finished case, so memory is bounded by two cases whatever their number.
+`segcal.applying.work` says what is done for one case; here is what the run as a whole keeps: run.json, and what is
+left to do. Nothing is kept of a finished case, so memory is bounded by two cases whatever their number.
 """
 
 from __future__ import annotations
 
 import platform
-import time
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,17 +17,18 @@ import numpy
 import torch
 
 import segcal
-from segcal.applying.files import plan_files, possible_files, write_case
+from segcal.applying.files import possible_files
 from segcal.applying.inputs import input_files, input_fingerprints
-from segcal.applying.maps import calibrated_maps
 from segcal.applying.record import ApplySettings, CaseEntry, Recipe, RunRecord, open_record
 from segcal.applying.stored import MapFormat, StorageType, check_storage
-from segcal.cases import CaseData, load_case
+from segcal.applying.work import ApplyWork, CaseToApply
+from segcal.case_map import CaseMap, in_process
 from segcal.checks.tell_tales import TellTales
 from segcal.errors import Interrupted, OutputError, SegcalError
 from segcal.fitted import FittedCalibrator
+from segcal.io.atomic import remove_unfinished
 from segcal.manifest import Manifest, ManifestCase
-from segcal.types import Grid, Pooling, Progress
+from segcal.types import Pooling, Progress
 
 
 @dataclass
@@ -71,6 +70,7 @@ def apply_calibrator(
     force: bool = False,
     cases: Sequence[str] | None = None,
     progress: Progress | None = None,
+    case_map: CaseMap = in_process,
 ) -> ApplyRun:
     """Write calibrated probabilities and the segmentation of every case; see `segcal.applying.files` for the layout.
 
@@ -87,6 +87,7 @@ def apply_calibrator(
         confidence, entropy: Also write these maps.
         force: Apply in spite of a mismatch that can be overridden.
         cases: Ids to apply to; all when absent.
+        case_map: Where the cases are worked on; here, one after the other, by default.
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM; what was finished so far is in run.json.
@@ -112,136 +113,115 @@ def apply_calibrator(
         inputs=input_files(manifest, chosen),
         targets=(name for case in chosen for name in possible_files(case.id)),
     )
-    job = _Job(fitted, manifest, out, settings, device, record)
+    job = _Job(manifest, out, record, settings)
+    work = ApplyWork(fitted, manifest, out, settings, device)
     run = ApplyRun(out, warnings=warnings)
     try:
-        _run_cases(job, run, chosen, keep_going, progress)
+        _run_cases(job, run, work, chosen, keep_going, progress, case_map)
     except KeyboardInterrupt:
-        finished = len(run.done) + len(run.skipped)
+        finished = len(run.done) + len(job.standing)
         raise Interrupted(
             f"{finished} of {len(chosen)} cases are finished in {out}; run the same command with --resume to go on"
         ) from None
+    # What a worker that was killed left half-written; its cases were done again elsewhere.
+    remove_unfinished(out)
     record.complete = not run.failed
     record.save(out)
     return run
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A case that was read, or found finished: then there is no data."""
-
-    recipe: Recipe
-    data: CaseData | None
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class _Job:
-    """One calibrator on one manifest into one folder, a case at a time."""
+    """The run's side of applying: what is worked on, and what run.json says about it."""
 
-    fitted: FittedCalibrator
     manifest: Manifest
     out: Path
-    settings: ApplySettings
-    device: torch.device
     record: RunRecord
+    settings: ApplySettings
+    before: dict[str, CaseEntry] = field(default_factory=dict)
+    standing: set[str] = field(default_factory=set)
 
-    def prepare(self, case: ManifestCase) -> _Prepared:
-        """Read a case unless its files are there already; runs beside `finish` of the case before."""
-        start = time.perf_counter()
-        recipe = Recipe(
-            calibrator_sha256=self.record.calibrator_sha256,
-            settings=self.settings,
-            inputs=input_fingerprints(self.manifest, case),
-        )
-        entry = self.record.cases.get(case.id)
-        if entry is not None and entry.stands_for(recipe, self.out):
-            return _Prepared(recipe, None, 0.0)
-        data = load_case(self.manifest, case, pooling=self.settings.pooling, device=self.device, with_labels=False)
-        return _Prepared(recipe, data, time.perf_counter() - start)
-
-    def finish(self, case: ManifestCase, recipe: Recipe, data: CaseData, read_seconds: float) -> None:
-        """Calibrate, write, and only then put the case into run.json."""
-        start = time.perf_counter()
-        noticed = TellTales()
-        noticed.look(data)
-        grid = data.grid or Grid((data.logits.shape[1], data.logits.shape[2], data.logits.shape[3]))
-        files = plan_files(case.id, grid, self.settings)
-        maps = calibrated_maps(self.fitted, data, self.settings, regions=self.manifest.has_regions)
-        calibrated = time.perf_counter()
-        before = self.record.cases.pop(case.id, None)
-        if before is not None:
+    def to_do(self, cases: Sequence[ManifestCase]) -> Iterator[CaseToApply]:
+        """Cases in order, without those whose files are there already: they are noted in `standing`."""
+        for case in cases:
+            entry = self.record.cases.get(case.id)
+            if entry is None:
+                yield CaseToApply(case.id)
+                continue
+            self.before[case.id] = entry
+            if self._stands(case, entry):
+                self.standing.add(case.id)
+                continue
             # From here on the files may be of either run, so the old entry no longer describes them.
+            del self.record.cases[case.id]
             self.record.save(self.out)
-        outputs = write_case(self.out, files, maps, grid.affine)
-        for stale in () if before is None else before.outputs:
-            if stale.file not in files.names:
-                (self.out / stale.file).unlink(missing_ok=True)
-        written = time.perf_counter()
-        seconds = {"read": read_seconds, "calibrate": calibrated - start, "write": written - calibrated}
-        self.record.cases[case.id] = CaseEntry(
-            status="done",
-            recipe=recipe,
-            outputs=outputs,
-            n_floored=data.n_floored,
-            warnings=tuple(noticed.warnings()),
-            seconds={stage: round(value, 3) for stage, value in seconds.items()},
-        )
+            yield CaseToApply(case.id, tuple(output.file for output in entry.outputs))
+
+    def _stands(self, case: ManifestCase, entry: CaseEntry) -> bool:
+        try:
+            recipe = Recipe(
+                calibrator_sha256=self.record.calibrator_sha256,
+                settings=self.settings,
+                inputs=input_fingerprints(self.manifest, case),
+            )
+        except SegcalError:
+            return False  # whoever reads the case says what is wrong with it
+        return entry.stands_for(recipe, self.out)
+
+    def failed(self, case_id: str, error: SegcalError) -> None:
+        """Put the case into run.json with the message and what an earlier run left of it."""
+        before = self.before.get(case_id)
+        left = () if before is None else before.outputs
+        self.record.cases[case_id] = CaseEntry(status="failed", error=str(error), outputs=left)
         self.record.save(self.out)
 
 
 def _run_cases(
-    job: _Job, run: ApplyRun, cases: Sequence[ManifestCase], keep_going: bool, progress: Progress | None
+    job: _Job,
+    run: ApplyRun,
+    work: ApplyWork,
+    cases: Sequence[ManifestCase],
+    keep_going: bool,
+    progress: Progress | None,
+    case_map: CaseMap,
 ) -> None:
-    noticed = TellTales()
-    with closing(_read_ahead(cases, job.prepare)) as reading:
-        for index, (case, reader) in enumerate(reading):
-            if progress is not None:
-                progress("apply", index, len(cases))
-            before = job.record.cases.get(case.id)
+    noticed, told = TellTales(), -1
+
+    def report() -> None:
+        nonlocal told
+        done = len(run.done) + len(run.failed) + len(job.standing)
+        if progress is not None and done != told:
+            progress("apply", done, len(cases))
+        told = done
+
+    report()
+    with closing(case_map(work, job.to_do(cases))) as outcomes:
+        for outcome in outcomes:
+            case_id = outcome.item.case_id
             try:
-                prepared = reader.result()
-                if prepared.data is None:
-                    run.skipped.append(case.id)
-                    continue
-                job.finish(case, prepared.recipe, prepared.data, prepared.seconds)
+                applied = outcome.result()
             except OutputError:
                 raise
             except SegcalError as error:
-                left = () if before is None else before.outputs
-                job.record.cases[case.id] = CaseEntry(status="failed", error=str(error), outputs=left)
-                job.record.save(job.out)
+                job.failed(case_id, error)
                 if not keep_going:
                     raise
-                run.failed[case.id] = str(error)
+                run.failed[case_id] = str(error)
+                report()
                 continue
-            noticed.look(prepared.data)
-            run.done.append(case.id)
-            run.n_floored += prepared.data.n_floored
+            # Only now are all files of the case finished.
+            job.record.cases[case_id] = applied.entry
+            job.record.save(job.out)
+            noticed.merge(applied.noticed)
+            run.done.append(case_id)
+            run.n_floored += applied.entry.n_floored
+            before = job.before.get(case_id)
             if before is not None and before.status == "done":
-                run.redone.append(case.id)
+                run.redone.append(case_id)
+            report()
+    run.skipped = [case.id for case in cases if case.id in job.standing]
     run.warnings = (*run.warnings, *noticed.warnings())
-    if progress is not None:
-        progress("apply", len(cases), len(cases))
-
-
-def _read_ahead(
-    cases: Sequence[ManifestCase], prepare: Callable[[ManifestCase], _Prepared]
-) -> Generator[tuple[ManifestCase, Future[_Prepared]]]:
-    """Cases in order, each with its reading under way; the next one starts when a case is handed out."""
-    if not cases:
-        return
-    with ThreadPoolExecutor(1, thread_name_prefix="segcal-apply") as reader:
-        ahead = reader.submit(prepare, cases[0])
-        try:
-            for case, following in zip(cases, [*cases[1:], None], strict=True):
-                current = ahead
-                current.exception()  # waits, so that never more than two cases are in memory
-                if following is not None:
-                    ahead = reader.submit(prepare, following)
-                yield case, current
-        finally:
-            ahead.cancel()
+    report()
 
 
 def _fresh_record(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -16,10 +17,11 @@ import torch
 
 from segcal.calibrators import CALIBRATORS
 from segcal.calibrators.base import Preserves
+from segcal.case_map import CaseMap, in_process
 from segcal.device import resolve_device
 from segcal.errors import DataError, UsageError
-from segcal.evaluation.measure import measure_case
 from segcal.evaluation.pipelines import calibrated_pipeline
+from segcal.evaluation.work import MeasureWork
 from segcal.fitted import FittedCalibrator
 from segcal.fitting.run import choose_split, fit_many, pipeline_settings
 from segcal.manifest import Manifest, Split
@@ -67,6 +69,7 @@ def choose_calibrator(
     allow_flips: bool = False,
     device: torch.device | str = "auto",
     progress: Progress | None = None,
+    case_map: CaseMap = in_process,
     **options: Any,
 ) -> tuple[FittedCalibrator, tuple[Candidate, ...]]:
     """Fit all candidates from one read of the data, measure them in one read of the validation cases, choose one.
@@ -84,6 +87,7 @@ def choose_calibrator(
         allow_flips: also consider methods that may change the segmentation.
         device: where voxels are processed.
         progress: told about cases and trials.
+        case_map: where the cases are worked on; here, one after the other, by default.
         options: further options of `fit_many`.
 
     Returns:
@@ -96,9 +100,16 @@ def choose_calibrator(
     chosen_split = _split_with_validation(manifest, split, pooling, methods, options)
     on_device = resolve_device(device, sums=True)
     fitted = fit_many(
-        manifest, methods, pooling=pooling, split=chosen_split, device=on_device, progress=progress, **options
+        manifest,
+        methods,
+        pooling=pooling,
+        split=chosen_split,
+        device=on_device,
+        progress=progress,
+        case_map=case_map,
+        **options,
     )
-    values = _measured(manifest, sorted(chosen_split.validation), fitted, criterion, on_device, progress)
+    values = _measured(manifest, sorted(chosen_split.validation), fitted, criterion, on_device, progress, case_map)
     candidates = tuple(
         Candidate(method, _defined(value, method, criterion), _n_parameters(manifest, method), fitted[method])
         for method, value in values.items()
@@ -181,21 +192,21 @@ def _measured(
     criterion: Criterion,
     device: torch.device,
     progress: Progress | None,
+    case_map: CaseMap,
 ) -> dict[str, float | None]:
     """The criterion by method on all voxels of the cases, each read once; None where it is undefined."""
     pipelines = [calibrated_pipeline(one, name=method) for method, one in fitted.items()]
     settings = MetricSettings(manifest.class_names)
     found: dict[str, list[tuple[float, float]]] = {method: [] for method in fitted}  # value and weight of each case
-    for done, case_id in enumerate(ids, start=1):
-        # Voxels outside the crop are no business of a fit's NLL, but `evaluate` counts them by default.
-        measured = measure_case(
-            manifest, manifest.case(case_id), pipelines, settings, device=device, count_outside=criterion == "ba_ece"
-        )
-        for method, result in measured.results.items():
-            weight = result.values["n_voxels"] if criterion == "nll" else 1.0
-            found[method].append((result.values[criterion], weight))
-        if progress is not None:
-            progress("measuring candidates", done, len(ids))
+    # Voxels outside the crop are no business of a fit's NLL, but `evaluate` counts them by default.
+    work = MeasureWork(manifest, tuple(pipelines), settings, device, count_outside=criterion == "ba_ece")
+    with closing(case_map(work, ids)) as outcomes:
+        for done, outcome in enumerate(outcomes, start=1):
+            for method, result in outcome.result().results.items():
+                weight = result.values["n_voxels"] if criterion == "nll" else 1.0
+                found[method].append((result.values[criterion], weight))
+            if progress is not None:
+                progress("measuring candidates", done, len(ids))
     return {method: _mean_of_defined(values) for method, values in found.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -77,10 +78,28 @@ class FittedCalibrator:
         probs[:, z, y, x] = self._box_probs(case.logits[:, z, y, x], case.decision[..., z, y, x])
         return probs
 
+    def probs_by_voxels(self, case: CaseData) -> Callable[[slice], Tensor] | None:
+        """`volume_probs` of any run of flattened voxels, without the volume; None if voxels need their neighbours."""
+        calibrator = self.calibrator
+        if not isinstance(calibrator, Calibrator) or calibrator.spatial:
+            return None
+        logits = case.logits.reshape(case.logits.shape[0], -1)
+        decision = case.decision.reshape(-1)
+        inside = None if case.inside is None else case.inside.reshape(-1)
+
+        def probs(where: slice) -> Tensor:
+            part = self._box_probs(logits[:, where], decision[where])
+            if inside is not None and not bool(inside[where].all()):
+                part[:, ~inside[where]] = 0.0
+                part[0, ~inside[where]] = 1.0
+            return part
+
+        return probs
+
     def _box_probs(self, logits: Tensor, decision: Tensor) -> Tensor:
         if isinstance(self.calibrator, RegionCalibrator):
             return self.calibrator.volume_probabilities(logits, decision)
-        probs = self.calibrator.volume_log_probs(logits, decision).exp_()
+        probs = self.calibrator.volume_probs(logits, decision)
         return keep_decision(probs, decision) if self.calibrator.preserves else probs
 
     def check_compatible(self, manifest: Manifest, pooling: Pooling, *, force: bool = False) -> list[str]:

@@ -36,7 +36,7 @@ class RegionCalibrator:
         probs = torch.empty_like(log_odds)
         for index, calibrator in enumerate(self.channels):
             two = binary_logits(log_odds[index])
-            probs[index] = calibrator.volume_log_probs(two, decision[index].to(torch.int64))[1].exp()
+            probs[index] = calibrator.volume_probs(two, decision[index].to(torch.int64))[1]
         return keep_region_decision(probs, decision) if self.preserves else probs
 
 

@@ -7,11 +7,16 @@ adds nothing up, has threads of its own. The same bytes come out, and on a busy 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -24,3 +29,16 @@ def one_thread() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
+
+
+def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Run independent pieces of work at the same time, each on one thread, and return their results in order.
+
+    As many run at once as torch was allowed threads, so that setting is honoured, and no result depends on it.
+    """
+    n_threads = torch.get_num_threads()
+    with one_thread():
+        if min(n_threads, len(items)) < 2:
+            return [work(item) for item in items]
+        with ThreadPoolExecutor(n_threads, thread_name_prefix="segcal-work") as executor:
+            return list(executor.map(work, items))

@@ -84,7 +84,7 @@ def test_resuming_does_not_unpack_finished_cases(
     def unexpected(*_: object, **__: object) -> None:
         raise AssertionError("a finished case was read again")
 
-    monkeypatch.setattr("segcal.apply.load_case", unexpected)
+    monkeypatch.setattr("segcal.applying.work.load_case", unexpected)
     assert apply(manifest, tmp_path / "out", resume=True).skipped == list(CASES)
 
 

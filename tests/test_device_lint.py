@@ -40,6 +40,7 @@ ON_THE_HOST = {
     "segcal/calibrators/class_conditional.py:from_theta": "parameters; they follow the rows when they are used",
     "segcal/calibrators/matrix.py:from_theta": "parameters; they follow the rows when they are used",
     "segcal/calibrators/matrix.py:split_matrix": "parameters; they follow the rows when they are used",
+    "segcal/fitting/patches.py:_tile_of_arrays": "kept patches lie on the host",
     "segcal/nnunet/pooled_logits.py:_calibrated": "nnU-Net exports on the host, in its own workers too",
     "segcal/pooling.py:add": "a view of the file's array, moved to the device in pieces",
 }

@@ -94,7 +94,15 @@ def test_the_watch_would_notice(statement: str, kind: str, expected: str) -> Non
     assert expected in watched(statement)[kind]
 
 
-EDGE_PARTS = ("segcal.report", "segcal.qa", "segcal.demo", "segcal.nnunet", "segcal.service", "segcal.scale")
+EDGE_PARTS = (
+    "segcal.report",
+    "segcal.qa",
+    "segcal.demo",
+    "segcal.nnunet",
+    "segcal.classification",
+    "segcal.service",
+    "segcal.scale",
+)
 TUNING = ("segcal.tuning.journal", "segcal.tuning.search")
 
 

@@ -1,9 +1,9 @@
 """Calibrators whose pre-softmax map is linear in its parameters: one form, one fit for all of them.
 
-Every such method looks at a voxel through features x (n, d), multiplies them with a matrix B (d, C) that is
+Every such method looks at a voxel through features x (d,), multiplies them with a matrix B (d, C) that is
 linear in the parameters theta, and takes a softmax over columns that stand for classes in some order:
 
-    log q = log_softmax(x B),    vec(B) = embed theta
+    log q = log_softmax(B' x),    vec(B) = embed theta
 
 `AffineDesign` holds the constant part (embed, bounds, penalties), so the solvers know nothing about methods.
 """
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
-from segcal.calibrators.base import Calibrator, at_least_float32
+from segcal.calibrators.base import Calibrator
 
 RIDGE = 1e-6
 """Weight of the fixed ridge that keeps every optimum finite (METHODS 2)."""
@@ -66,27 +66,28 @@ class AffineDesign:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one method sees of a set of rows.
+    """What one method sees of n voxels.
 
     Attributes:
-        features: (n, d).
-        order: (n, C) int64, the class that each output column stands for; None for the natural order.
+        features: (d, n).
+        column: the output column of each class: (C,) int64 if all voxels share it, (C, n) int64 if they do not;
+            None for the natural order.
     """
 
     features: Tensor
-    order: Tensor | None = None
+    column: Tensor | None = None
 
     def columns_of(self, labels: Tensor) -> Tensor:
-        """(n,) output column of each row's label."""
-        if self.order is None:
+        """(n,) output column of each voxel's label."""
+        if self.column is None:
             return labels
-        return (self.order == labels.unsqueeze(1)).to(torch.uint8).argmax(1)
+        return self.column[labels] if self.column.ndim == 1 else self.column.gather(0, labels[None])[0]
 
     def to_classes(self, columns: Tensor) -> Tensor:
-        """(n, C) values by column to values by class."""
-        if self.order is None:
+        """(C, n) values by column to values by class."""
+        if self.column is None:
             return columns
-        return torch.empty_like(columns).scatter_(1, self.order, columns)
+        return columns[self.column] if self.column.ndim == 1 else columns.gather(0, self.column)
 
 
 class AffineCalibrator(Calibrator):
@@ -108,8 +109,8 @@ class AffineCalibrator(Calibrator):
 
     @classmethod
     @abstractmethod
-    def view(cls, logits: Tensor, decision: Tensor) -> View:
-        """Features and column order of rows: (n, C) logits, (n,) decisions."""
+    def view(cls, logits: Tensor, expert: int | None) -> View:
+        """What the method sees of (C, n) logits that were all decided as `expert` (None: the expert plays no part)."""
 
     @classmethod
     @abstractmethod
@@ -125,20 +126,35 @@ class AffineCalibrator(Calibrator):
         design = cls.design(n_classes)
         return cls.from_theta(np.tile(design.start, (design.n_experts, 1)), n_classes)
 
-    def log_probs(self, logits: Tensor, decision: Tensor | None = None) -> Tensor:
-        chosen = logits.argmax(1) if decision is None else decision
-        exact = at_least_float32(logits)
-        view = self.view(exact, chosen)
-        design = self.design(logits.shape[1])
-        stacked = np.stack([design.matrix(theta) for theta in self.theta()])
-        matrices = torch.as_tensor(stacked).to(device=exact.device, dtype=exact.dtype)
-        scores = _scores(view.features, matrices, chosen if self.class_conditional else None)
-        return view.to_classes(torch.log_softmax(scores, 1)).to(logits.dtype)
+    def voxel_log_probs(self, logits: Tensor, decision: Tensor) -> Tensor:
+        return torch.log_softmax(self.voxel_scores(logits, decision), 0)
+
+    def voxel_probs(self, logits: Tensor, decision: Tensor) -> Tensor:
+        return torch.softmax(self.voxel_scores(logits, decision), 0)
+
+    def voxel_scores(self, logits: Tensor, decision: Tensor) -> Tensor:
+        """(C, n) values before the softmax."""
+        if not self.class_conditional:
+            return self._expert_scores(logits, None)
+        counts = torch.bincount(decision, minlength=logits.shape[0])
+        main = int(counts.argmax())
+        # Most voxels of a volume are of one class: its map runs over all of them, the others' over their own only.
+        scores = self._expert_scores(logits, main)
+        for expert in counts.nonzero().squeeze(1).tolist():
+            if expert != main:
+                own = (decision == expert).nonzero().squeeze(1)
+                scores.index_copy_(1, own, self._expert_scores(logits.index_select(1, own), expert))
+        return scores
+
+    def _expert_scores(self, logits: Tensor, expert: int | None) -> Tensor:
+        view = self.view(logits, expert)
+        matrix = self.design(logits.shape[0]).matrix(self.theta()[expert or 0])
+        return view.to_classes(torch.as_tensor(matrix.T).to(logits) @ view.features)
 
 
 def with_one(features: Tensor) -> Tensor:
-    """(n, d) to (n, d + 1): the constant feature that carries the bias."""
-    return torch.cat([features, torch.ones_like(features[:, :1])], 1)
+    """(d, n) to (d + 1, n): the constant feature that carries the bias."""
+    return torch.cat([features, torch.ones_like(features[:1])])
 
 
 def diagonal(values: Vector | list[float]) -> Matrix:
@@ -159,14 +175,3 @@ def free(n_parameters: int) -> tuple[Vector, Vector]:
 @cache
 def _remembered_design(method: type[AffineCalibrator], n_classes: int) -> AffineDesign:
     return method.build_design(n_classes)
-
-
-def _scores(features: Tensor, matrices: Tensor, expert: Tensor | None) -> Tensor:
-    """(n, C) pre-softmax values; rows are grouped by expert so that each group is one product."""
-    if expert is None:
-        return features @ matrices[0]
-    scores = features.new_empty(features.shape[0], matrices.shape[2])
-    for index in torch.unique(expert).tolist():
-        rows = (expert == index).nonzero().squeeze(1)
-        scores[rows] = features[rows] @ matrices[index]
-    return scores

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from segcal.calibrators.affine import RIDGE, AffineCalibrator, AffineDesign, Matrix, Vector, View, diagonal, with_one
 from segcal.calibrators.base import Preserves, expect_tensor
+from segcal.calibrators.few_ranks import descending
 from segcal.calibrators.matrix import matrix_design, split_matrix
 from segcal.errors import ParameterError
 
@@ -50,8 +51,8 @@ class ConditionalDirichlet(AffineCalibrator):
         return matrix_design(n_classes, n_experts=n_classes)
 
     @classmethod
-    def view(cls, logits: Tensor, decision: Tensor) -> View:
-        return View(with_one(torch.log_softmax(logits, 1)))
+    def view(cls, logits: Tensor, expert: int | None) -> View:
+        return View(with_one(torch.log_softmax(logits, 0)))
 
     def theta(self) -> Vector:
         n = self.n_classes
@@ -159,12 +160,12 @@ class ArgmaxConeScaling(_ConeScaling):
         return np.concatenate([np.zeros((1, n_classes - 1)), -np.eye(n_classes - 1)])
 
     @classmethod
-    def view(cls, logits: Tensor, decision: Tensor) -> View:
-        order = _winner_first(decision, logits.shape[1])
-        sorted_logits = logits.gather(1, order)
+    def view(cls, logits: Tensor, expert: int | None) -> View:
+        winner, others = _split(logits, expert)
         # A deployed decision can trail by a rounding error of half precision: its margin counts as 0.
-        margins = (sorted_logits[:, :1] - sorted_logits[:, 1:]).clamp(min=0)
-        return View(with_one(margins), order)
+        margins = (winner - others).clamp_(min=0)
+        column = [0 if c == expert else c + (c < _known(expert)) for c in range(logits.shape[0])]
+        return View(with_one(margins), torch.tensor(column, device=logits.device))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,19 +183,25 @@ class OrderConeScaling(_ConeScaling):
         return np.concatenate([np.zeros((1, n_classes - 1)), -np.tril(np.ones((n_classes - 1, n_classes - 1)))])
 
     @classmethod
-    def view(cls, logits: Tensor, decision: Tensor) -> View:
-        ranked = logits.scatter(1, decision.unsqueeze(1), torch.inf)
-        order = torch.sort(ranked, dim=1, descending=True, stable=True).indices
-        sorted_logits = logits.gather(1, order)
-        gaps = (sorted_logits[:, :-1] - sorted_logits[:, 1:]).clamp(min=0)
-        return View(with_one(gaps), order)
+    def view(cls, logits: Tensor, expert: int | None) -> View:
+        winner, others = _split(logits, expert)
+        ranked, rank = descending(others)
+        gaps = torch.cat([winner, ranked[:-1]]).sub_(ranked).clamp_(min=0)
+        first = torch.zeros_like(rank[:1])
+        column = torch.cat([rank[:expert] + 1, first, rank[expert:] + 1])
+        return View(with_one(gaps), column)
 
 
-def _winner_first(decision: Tensor, n_classes: int) -> Tensor:
-    """(n, C) class indices: the decision, then the other classes in increasing order."""
-    others = torch.arange(n_classes - 1, device=decision.device).expand(decision.shape[0], -1)
-    others = others + (others >= decision.unsqueeze(1)).to(others.dtype)
-    return torch.cat([decision.unsqueeze(1), others], 1)
+def _known(expert: int | None) -> int:
+    if expert is None:
+        raise ParameterError("a map per predicted class needs to know which class was predicted")
+    return expert
+
+
+def _split(logits: Tensor, expert: int | None) -> tuple[Tensor, Tensor]:
+    """(1, n) logits of the predicted class and (C - 1, n) of the others, in their order."""
+    k = _known(expert)
+    return logits[k : k + 1], torch.cat([logits[:k], logits[k + 1 :]])
 
 
 def _gauge_free_weights(to_scores: Vector) -> Matrix:

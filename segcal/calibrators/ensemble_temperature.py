@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from segcal.calibrators.base import Calibrator, Preserves, at_least_float32, expect_tensor
+from segcal.calibrators.base import Calibrator, Preserves, expect_tensor
 from segcal.errors import ParameterError
 
 
@@ -53,13 +53,20 @@ class EnsembleTemperatureScaling(Calibrator):
         first, second, third = expect_tensor(tensors, "mixture", (3,), cls.name).tolist()
         return cls(temperature=temperature, mixture=(first, second, third))
 
-    def log_probs(self, logits: Tensor, decision: Tensor | None = None) -> Tensor:
+    def voxel_log_probs(self, logits: Tensor, decision: Tensor) -> Tensor:
         # In logarithms, so that a class at e^-200 keeps its rank instead of meeting others at zero.
-        exact, parts = at_least_float32(logits), []
+        parts = []
         if self.mixture[0] > 0:
-            parts.append(torch.log_softmax(exact / self.temperature, 1) + log(self.mixture[0]))
+            parts.append(torch.log_softmax(logits / self.temperature, 0) + log(self.mixture[0]))
         if self.mixture[1] > 0:
-            parts.append(torch.log_softmax(exact, 1) + log(self.mixture[1]))
+            parts.append(torch.log_softmax(logits, 0) + log(self.mixture[1]))
         if self.mixture[2] > 0:
-            parts.append(torch.full_like(exact, log(self.mixture[2] / logits.shape[1])))
-        return torch.logsumexp(torch.stack(parts), 0).to(logits.dtype)
+            parts.append(torch.full_like(logits, log(self.mixture[2] / logits.shape[0])))
+        return torch.logsumexp(torch.stack(parts), 0)
+
+    def voxel_probs(self, logits: Tensor, decision: Tensor) -> Tensor:
+        tempered, plain, uniform = self.mixture
+        probs = torch.softmax(logits / self.temperature, 0).mul_(tempered)
+        if plain > 0:
+            probs.add_(torch.softmax(logits, 0), alpha=plain)
+        return probs.add_(uniform / logits.shape[0])

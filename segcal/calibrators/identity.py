@@ -39,5 +39,8 @@ class Identity(Calibrator):
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
         return cls()
 
-    def log_probs(self, logits: Tensor, decision: Tensor | None = None) -> Tensor:
-        return torch.log_softmax(logits, 1)
+    def voxel_log_probs(self, logits: Tensor, decision: Tensor) -> Tensor:
+        return torch.log_softmax(logits, 0)
+
+    def voxel_probs(self, logits: Tensor, decision: Tensor) -> Tensor:
+        return torch.softmax(logits, 0)

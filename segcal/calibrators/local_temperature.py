@@ -6,7 +6,7 @@ temperatures, joined by three gates into a binary tree of depth two.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import expm1, log
 from typing import ClassVar, Self
@@ -87,11 +87,11 @@ class LocalTemperatureScaling(Calibrator):
         weight = expect_tensor(tensors, "weight", (N_MAPS, None, KERNEL, KERNEL), cls.name)
         return cls(weight, expect_tensor(tensors, "bias", (N_MAPS,), cls.name))
 
-    def log_probs(self, logits: Tensor, decision: Tensor | None = None) -> Tensor:
-        """Always an error: a row has no neighbours to read a temperature from."""
+    def voxel_log_probs(self, logits: Tensor, decision: Tensor) -> Tensor:
+        """Always an error: a voxel by itself has no neighbours to read a temperature from."""
         raise ParameterError(
-            f"{self.name} reads a voxel's temperature off its neighbours; plain rows {tuple(logits.shape)} have none. "
-            "Use volume_log_probs on a (C, z, y, x) volume, or a voxel-wise method such as ts."
+            f"{self.name} reads a voxel's temperature off its neighbours; {logits.shape[1]} voxels by themselves have "
+            "none. Use volume_probs on a (C, z, y, x) volume, or a voxel-wise method such as ts."
         )
 
     def volume_log_probs(self, logits: Tensor, decision: Tensor | None = None) -> Tensor:
@@ -104,11 +104,17 @@ class LocalTemperatureScaling(Calibrator):
         Returns:
             (C, z, y, x) in the dtype and on the device of `logits`; half precision is worked out in float32.
         """
+        return self._by_slices(torch.log_softmax, logits)
+
+    def volume_probs(self, logits: Tensor, decision: Tensor | None = None) -> Tensor:
+        return self._by_slices(torch.softmax, logits)
+
+    def _by_slices(self, softmax: Callable[[Tensor, int], Tensor], logits: Tensor) -> Tensor:
         result = torch.empty_like(logits, memory_format=torch.contiguous_format)
         for part in _chunks(logits):
             slices = at_least_float32(logits[:, part]).transpose(0, 1)
             tau = self._tau(slices)
-            result[:, part] = torch.log_softmax(slices / tau.unsqueeze(1), 1).transpose(0, 1).to(logits.dtype)
+            result[:, part] = softmax(slices / tau.unsqueeze(1), 1).transpose(0, 1).to(logits.dtype)
         return result
 
     def temperatures(self, logits: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ class MatrixScaling(AffineCalibrator):
         return matrix_design(n_classes)
 
     @classmethod
-    def view(cls, logits: Tensor, decision: Tensor) -> View:
+    def view(cls, logits: Tensor, expert: int | None) -> View:
         return View(with_one(logits))
 
     def theta(self) -> Vector:
@@ -115,9 +115,9 @@ class ConstrainedMatrixScaling(MatrixScaling):
         )
 
     @classmethod
-    def view(cls, logits: Tensor, decision: Tensor) -> View:
+    def view(cls, logits: Tensor, expert: int | None) -> View:
         # The constraint makes every shift cancel; taking out the largest logit makes it cancel in float32 too.
-        return View(with_one(logits - logits.amax(1, keepdim=True)))
+        return View(with_one(logits - logits.amax(0)))
 
     def theta(self) -> Vector:
         weight = self.weight.numpy()
@@ -132,8 +132,8 @@ class DirichletCalibration(MatrixScaling):
     translation_invariant: ClassVar[bool] = True
 
     @classmethod
-    def view(cls, logits: Tensor, decision: Tensor) -> View:
-        return View(with_one(torch.log_softmax(logits, 1)))
+    def view(cls, logits: Tensor, expert: int | None) -> View:
+        return View(with_one(torch.log_softmax(logits, 0)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,7 +175,7 @@ class VectorScaling(AffineCalibrator):
         )
 
     @classmethod
-    def view(cls, logits: Tensor, decision: Tensor) -> View:
+    def view(cls, logits: Tensor, expert: int | None) -> View:
         return View(with_one(logits))
 
     def theta(self) -> Vector:

@@ -13,7 +13,7 @@ from scipy import sparse
 from torch import Tensor
 
 from segcal.calibrators.affine import AffineCalibrator, AffineDesign, Vector, View, nothing
-from segcal.calibrators.base import Preserves, at_least_float32, expect_tensor
+from segcal.calibrators.base import Preserves, expect_tensor
 from segcal.errors import ParameterError
 
 T_MIN, T_MAX = 0.01, 100.0
@@ -58,7 +58,7 @@ class TemperatureScaling(AffineCalibrator):
         )
 
     @classmethod
-    def view(cls, logits: Tensor, decision: Tensor) -> View:
+    def view(cls, logits: Tensor, expert: int | None) -> View:
         return View(logits)
 
     def theta(self) -> Vector:
@@ -75,5 +75,5 @@ class TemperatureScaling(AffineCalibrator):
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
         return cls(temperature=float(expect_tensor(tensors, "temperature", (1,), cls.name)[0]))
 
-    def log_probs(self, logits: Tensor, decision: Tensor | None = None) -> Tensor:
-        return torch.log_softmax(at_least_float32(logits) / self.temperature, 1).to(logits.dtype)
+    def voxel_scores(self, logits: Tensor, decision: Tensor) -> Tensor:
+        return logits / self.temperature

@@ -47,6 +47,12 @@ class TellTales:
         if better is not None:
             self.turned[case.case_id] = better
 
+    def merge(self, other: TellTales) -> None:
+        """Take over what was noticed in other cases."""
+        self.n_cases += other.n_cases
+        self.fill |= other.fill
+        self.turned |= other.turned
+
     def warnings(self) -> list[str]:
         """One sentence for each kind of trouble."""
         found = []

@@ -24,6 +24,7 @@ from segcal.metrics import (
     make_metrics,
     make_region_metrics,
 )
+from segcal.threads import side_by_side
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,15 +83,11 @@ def measure_case(
         n_floored += data.n_floored
         if want.n_members is None:
             energy[want.pooling] = _energy(data)
-        seen = frame.with_decision(data.decision)
-        for pipeline in pipelines:
-            if Want(pipeline.pooling, pipeline.n_members) != want:
-                continue
-            probs = pipeline.probabilities(data)
-            results[pipeline.name] = _measure(seen, probs, settings)
-            if pipeline.name == pictured:
-                picture = case_picture(manifest, case, data, probs)
-            del probs  # before the next pipeline makes its own
+        chosen = [pipeline for pipeline in pipelines if Want(pipeline.pooling, pipeline.n_members) == want]
+        results |= _measure_pipelines(chosen, data, frame.with_decision(data.decision), settings)
+        picture = picture or next(
+            (case_picture(manifest, case, data, p.probabilities(data)) for p in chosen if p.name == pictured), None
+        )
     return MeasuredCase(
         case_id=case.id,
         results={pipeline.name: results[pipeline.name] for pipeline in pipelines},
@@ -120,14 +117,31 @@ def _frame(
     return CaseFrame.build(data.case_id, labels, settings, deployed=deployed, inside=data.inside)
 
 
-def _measure(frame: CaseFrame | RegionFrame, probs: Tensor, settings: MetricSettings) -> CaseResult:
-    if isinstance(frame, RegionFrame):
-        region_metrics = make_region_metrics(settings)
-        region_metrics.update(frame, probs)
-        return region_metrics.take(frame.case_id)
-    metrics = make_metrics(settings)
-    metrics.update(frame, probs)
-    return metrics.take(frame.case_id)
+def _measure_pipelines(
+    pipelines: Sequence[Pipeline], data: CaseData, frame: CaseFrame | RegionFrame, settings: MetricSettings
+) -> dict[str, CaseResult]:
+    """Results by name. Voxel-wise pipelines run side by side; one that needs whole volumes has the memory to itself."""
+
+    def by_voxels(pipeline: Pipeline) -> CaseResult:
+        assert isinstance(frame, CaseFrame)
+        values = pipeline.fitted.probs_by_voxels(data)
+        assert values is not None
+        metrics = make_metrics(settings)
+        metrics.update(frame, values)
+        return metrics.take(frame.case_id)
+
+    def whole(pipeline: Pipeline) -> CaseResult:
+        probs = pipeline.probabilities(data)
+        metrics = make_region_metrics(settings) if isinstance(frame, RegionFrame) else make_metrics(settings)
+        metrics.update(frame, probs)  # type: ignore[arg-type]
+        return metrics.take(frame.case_id)
+
+    voxelwise = [p for p in pipelines if p.fitted.probs_by_voxels(data) is not None]
+    results = dict(zip((p.name for p in voxelwise), side_by_side(by_voxels, voxelwise), strict=True))
+    for pipeline in pipelines:
+        if pipeline.name not in results:
+            results[pipeline.name] = side_by_side(whole, [pipeline])[0]
+    return results
 
 
 def _regions_of(manifest: Manifest, label_map: Tensor) -> Tensor:

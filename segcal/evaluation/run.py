@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -12,15 +13,17 @@ from typing import Any
 import torch
 
 import segcal
+from segcal.case_map import CaseMap, in_process
 from segcal.checks.tell_tales import TellTales
 from segcal.device import resolve_device
 from segcal.errors import DataError, SegcalError
-from segcal.evaluation.measure import MeasuredCase, measure_case
+from segcal.evaluation.measure import MeasuredCase
 from segcal.evaluation.pictures import CasePicture
 from segcal.evaluation.pipelines import Pipeline, baselines, calibrated_pipeline, check_names
 from segcal.evaluation.records import CaseRecord, Records
 from segcal.evaluation.summary import BootstrapSettings, summarise, to_json
 from segcal.evaluation.tables import differences_csv, latex_table, markdown_table
+from segcal.evaluation.work import MeasureWork
 from segcal.fitted import FittedCalibrator
 from segcal.io.archive import write_npz
 from segcal.io.atomic import atomic_write, write_text_atomic
@@ -69,6 +72,7 @@ def evaluate(
     keep_going: bool = False,
     device: torch.device | str = "auto",
     progress: Progress | None = None,
+    case_map: CaseMap = in_process,
 ) -> Evaluation:
     """Measure calibrators and the uncalibrated ensemble on labelled cases, reading each case once.
 
@@ -83,6 +87,7 @@ def evaluate(
         keep_going: leave cases out that cannot be read, and name them.
         device: where voxels are processed.
         progress: told about cases.
+        case_map: where the cases are worked on; here, one after the other, by default.
     """
     named = calibrators if isinstance(calibrators, Mapping) else dict[str, FittedCalibrator]()
     chosen = [calibrated_pipeline(fitted, name=name) for name, fitted in named.items()]
@@ -97,26 +102,18 @@ def evaluate(
     settings = metrics or MetricSettings(manifest.class_names)
     on_device = resolve_device(device, sums=True)
     pictured = pictured_pipeline(pipelines)
+    work = MeasureWork(manifest, tuple(pipelines), settings, on_device, pictured, count_outside)
     measured, failed = list[MeasuredCase](), dict[str, str]()
-    for done, case_id in enumerate(ids, start=1):
-        try:
-            measured.append(
-                measure_case(
-                    manifest,
-                    manifest.case(case_id),
-                    pipelines,
-                    settings,
-                    device=on_device,
-                    pictured=pictured,
-                    count_outside=count_outside,
-                )
-            )
-        except SegcalError as error:
-            if not keep_going:
-                raise
-            failed[case_id] = str(error)
-        if progress is not None:
-            progress("evaluating", done, len(ids))
+    with closing(case_map(work, ids)) as outcomes:
+        for done, outcome in enumerate(outcomes, start=1):
+            try:
+                measured.append(outcome.result())
+            except SegcalError as error:
+                if not keep_going:
+                    raise
+                failed[outcome.item] = str(error)
+            if progress is not None:
+                progress("evaluating", done, len(ids))
     if not measured:
         raise DataError(f"manifest {manifest.name!r}: no case could be evaluated")
     records = to_records(manifest, measured, repeat=0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from typing import Any
 import torch
 
 import segcal
+from segcal.case_map import CaseMap, in_process
 from segcal.data_hash import data_hash
 from segcal.device import resolve_device
 from segcal.errors import OutputError, UsageError
-from segcal.evaluation.measure import MeasuredCase, measure_case
+from segcal.evaluation.measure import MeasuredCase
 from segcal.evaluation.pictures import CasePicture
 from segcal.evaluation.pipelines import Pipeline, baselines, calibrated_pipeline
 from segcal.evaluation.plan import FitTask, plan_fits, study_splits
@@ -34,6 +36,7 @@ from segcal.evaluation.run import (
 )
 from segcal.evaluation.study_settings import StudySettings
 from segcal.evaluation.summary import BootstrapSettings, bin_sensitivity, summarise
+from segcal.evaluation.work import MeasureWork
 from segcal.fitted import FittedCalibrator, load_calibrator
 from segcal.fitting.run import fit_many
 from segcal.io.archive import read_npz_array, read_npz_header
@@ -63,6 +66,7 @@ def study(
     resume: bool = False,
     device: torch.device | str = "auto",
     progress: Progress | None = None,
+    case_map: CaseMap = in_process,
 ) -> StudyResult:
     """Run a study and write its tables into `out`.
 
@@ -74,8 +78,9 @@ def study(
         resume: go on in a folder that holds a study of the same data and settings.
         device: where voxels are processed.
         progress: told about fits and cases.
+        case_map: where the cases are worked on; here, one after the other, by default.
     """
-    run = _Study(manifest, settings, out, resolve_device(device, sums=True), progress)
+    run = _Study(manifest, settings, out, resolve_device(device, sums=True), progress, case_map)
     _open_folder(out, run.identity(shifted), resume=resume)
     splits = study_splits(manifest, settings)
     fitted = [run.fit_repeat(repeat, split) for repeat, split in enumerate(splits)]
@@ -93,6 +98,7 @@ class _Study:
     out: Path
     device: torch.device
     progress: Progress | None
+    case_map: CaseMap
 
     def identity(self, shifted: Manifest | None) -> dict[str, Any]:
         """Everything the results depend on."""
@@ -168,6 +174,7 @@ class _Study:
             settings=given,
             device=self.device,
             progress=report,
+            case_map=self.case_map,
         )
 
     def _pipeline_settings(self, task: FitTask, method: str) -> PipelineSettings:
@@ -207,14 +214,13 @@ class _Study:
         if (folder / "done").is_file():
             return _load_repeat(folder)
         pictured = pictured_pipeline(pipelines)
+        work = MeasureWork(manifest, tuple(pipelines), self.metrics, self.device, pictured)
         measured = []
-        for done, case_id in enumerate(ids, start=1):
-            case = manifest.case(case_id)
-            measured.append(
-                measure_case(manifest, case, pipelines, self.metrics, device=self.device, pictured=pictured)
-            )
-            if self.progress is not None:
-                self.progress(f"repeat {repeat + 1}: evaluating", done, len(ids))
+        with closing(self.case_map(work, ids)) as outcomes:
+            for done, outcome in enumerate(outcomes, start=1):
+                measured.append(outcome.result())
+                if self.progress is not None:
+                    self.progress(f"repeat {repeat + 1}: evaluating", done, len(ids))
         _save_repeat(folder, to_records(manifest, measured, repeat=repeat), measured)
         return _load_repeat(folder)
 

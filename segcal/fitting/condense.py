@@ -52,11 +52,13 @@ class RowReservoir:
         n_classes: C.
         seed: of the sample.
         max_rows: rows kept over all predicted classes (each has at least `MIN_ROWS_PER_CLASS`).
+        floors: `thresholds` of the reservoir this one will be merged into; rows it would drop are not collected.
     """
 
     n_classes: int
     seed: int = 0
     max_rows: int = DEFAULT_ROWS
+    floors: tuple[float, ...] = ()
     _cases: list[str] = field(default_factory=list)
     _kept: dict[int, _Kept] = field(default_factory=dict)
     _counts: list[int] = field(default_factory=list)
@@ -68,6 +70,14 @@ class RowReservoir:
     @property
     def rows_per_class(self) -> int:
         return max(self.max_rows // self.n_classes, MIN_ROWS_PER_CLASS)
+
+    def thresholds(self) -> tuple[float, ...]:
+        """By predicted class the priority a further row has to exceed: never falls, and is 0 while there is room."""
+        lowest = list(self.floors) or [0.0] * self.n_classes
+        for expert, kept in self._kept.items():
+            if kept.priority.shape[0] > self.rows_per_class:
+                lowest[expert] = max(lowest[expert], float(kept.priority.min()))
+        return tuple(lowest)
 
     def add(self, case_id: str, logits: Tensor, labels: Tensor, decision: Tensor, voxels: Tensor) -> None:
         """Offer the voxels of one case.
@@ -130,10 +140,7 @@ class RowReservoir:
             self._control[case_id][k] -= float(log_p.sum(dtype=torch.float64))
         score = _scores(logits, labels)
         priority = score / voxel_uniforms(self.seed, case_id, voxels)
-        threshold = torch.zeros(self.n_classes, dtype=torch.float64, device=logits.device)
-        for expert, kept in self._kept.items():
-            if kept.priority.shape[0] > self.rows_per_class:
-                threshold[expert] = float(kept.priority.min())
+        threshold = torch.tensor(self.thresholds(), dtype=torch.float64, device=logits.device)
         promising = priority > threshold[decision]
         for expert, count in enumerate(torch.bincount(decision, minlength=self.n_classes).tolist()):
             self._counts[expert] += count

@@ -16,8 +16,10 @@ import heapq
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name every torch user knows
+from numpy.typing import NDArray
 from torch import Tensor
 
 from segcal.calibrators.local_temperature import HALO, pad_in_plane
@@ -69,6 +71,10 @@ class _Tile:
     logits: Tensor  # (C, h + 8, w + 8) float32
     labels: Tensor  # (h, w) int64
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Thousands of small tensors travel between workers, and numpy pickles one fifty times faster than torch.
+        return _tile_of_arrays, (self.score, self.logits.numpy(), self.labels.numpy())
+
 
 @dataclass
 class PatchReservoir:
@@ -79,12 +85,14 @@ class PatchReservoir:
         max_patches: patches kept at most.
         patch_size: longest side of a tile in pixels; slices are cut into nearly equal tiles no longer than this.
         max_bytes: of the kept logits; with many classes fewer than `max_patches` are kept.
+        floor: `threshold` of the reservoir this one will be merged into; patches it would drop are not collected.
     """
 
     seed: int
     max_patches: int = DEFAULT_PATCHES
     patch_size: int = DEFAULT_PATCH_SIZE
     max_bytes: int = DEFAULT_BYTES
+    floor: float = 0.0
     _n_voxels: dict[str, int] = field(default_factory=dict, init=False, repr=False)
     _heap: list[tuple[float, str, int, _Tile]] = field(default_factory=list, init=False, repr=False)
 
@@ -99,6 +107,12 @@ class PatchReservoir:
         """Patches the sample holds at most."""
         one_patch = 4 * n_classes * (self.patch_size + 2 * HALO) ** 2
         return min(self.max_patches, max(1, self.max_bytes // one_patch))
+
+    @property
+    def threshold(self) -> float:
+        """The priority below which a further patch is dropped; it never falls, and is 0 while there is room."""
+        full = self._heap and len(self._heap) > self.capacity(self._heap[0][3].logits.shape[0])
+        return max(self.floor, self._heap[0][0]) if full else self.floor
 
     def add(self, case_id: str, logits: Tensor, labels: Tensor) -> None:
         """Offer one case.
@@ -162,7 +176,7 @@ class PatchReservoir:
 
     def _promising(self, priorities: Tensor, capacity: int) -> list[int]:
         """Tiles of a case that are among its own largest and not below all that is kept already."""
-        floor = self._heap[0][0] if len(self._heap) > capacity else 0.0
+        floor = self.threshold
         largest = torch.topk(priorities, min(capacity + 1, len(priorities))).values[-1]
         chosen = (priorities > 0) & (priorities >= floor) & (priorities >= largest)
         return [int(index) for index in chosen.nonzero().squeeze(1).tolist()]
@@ -174,6 +188,10 @@ class PatchReservoir:
             heapq.heappush(self._heap, entry)
         else:
             heapq.heappushpop(self._heap, entry)
+
+
+def _tile_of_arrays(score: float, logits: NDArray[np.float32], labels: NDArray[np.int64]) -> _Tile:
+    return _Tile(score, torch.from_numpy(logits), torch.from_numpy(labels))
 
 
 def _check(case_id: str, logits: Tensor, labels: Tensor) -> None:

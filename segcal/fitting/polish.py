@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 
+from segcal.calibrators import Calibrator
 from segcal.calibrators.affine import AffineCalibrator, Vector
 from segcal.calibrators.ensemble_temperature import EnsembleTemperatureScaling
 from segcal.errors import DataError
@@ -30,8 +31,11 @@ MAX_PASSES = 12
 Key: TypeAlias = tuple[int, str]
 """A channel (0 unless the model has regions) and a method."""
 
-Stream: TypeAlias = Callable[[], Iterable[tuple[int, Rows]]]
-"""Reads all voxels once: every call yields (channel, unweighted rows), always in the same blocks and order."""
+Sums: TypeAlias = Mapping[Key, "Gradient"]
+"""What one case, or all of them, adds to the gradient of every method."""
+
+FullRead: TypeAlias = Callable[[Mapping[Key, Calibrator]], Iterable[Sums]]
+"""Reads all voxels once: the sums of every method, case by case and always in the same order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +57,7 @@ def polish(
     solutions: Mapping[Key, Solution],
     penalties: Mapping[Key, Penalty],
     samples: Sequence[Rows],
-    stream: Stream,
+    read: FullRead,
     *,
     max_passes: int,
     tolerance: float = TOLERANCE,
@@ -66,18 +70,19 @@ def polish(
         solutions: fits on the samples.
         penalties: that they were fitted with.
         samples: weighted rows by channel.
-        stream: reads all voxels.
+        read: reads all voxels.
         max_passes: corrections at most; one already divides the error by a large factor.
         tolerance: projected gradient norm on all voxels at which a method is finished; what is promised is enough
             once a pass no longer gains a digit.
     """
     current, finished, best = dict(solutions), dict[Key, Polished](), dict[Key, Polished]()
     for n_pass in range(1, max_passes + 2):
-        sums = {key: _gradient_of(s, samples[key[0]].n_classes) for key, s in current.items() if key not in finished}
-        for channel, block in stream():
+        open_ = {key: solution.calibrator for key, solution in current.items() if key not in finished}
+        sums = {key: gradient_of(each, samples[key[0]].n_classes) for key, each in open_.items()}
+        # Case by case, so that the last digits do not depend on how many machines the cases are read on.
+        for part in read(open_):
             for key, total in sums.items():
-                if key[0] == channel:
-                    total.add(block)
+                total.merge(part[key])
         for key, total in sums.items():
             measured = replace(current[key], kkt=total.kkt(penalties[key]))
             before = best[key].solution.kkt if key in best else inf
@@ -95,21 +100,35 @@ def polish(
     return finished
 
 
-class _Gradient(Protocol):
-    """Sums of one method's exact gradient over all voxels."""
+def sum_gradients(
+    calibrators: Mapping[Key, Calibrator], n_classes: int, blocks: Iterable[tuple[int, Rows]]
+) -> dict[Key, Gradient]:
+    """The sums of every method over (channel, unweighted rows): what a `FullRead` gives for one case."""
+    sums = {key: gradient_of(each, n_classes) for key, each in calibrators.items()}
+    for channel, block in blocks:
+        for key, total in sums.items():
+            if key[0] == channel:
+                total.add(block)
+    return sums
+
+
+class Gradient(Protocol):
+    """Sums of one method's exact gradient over voxels."""
 
     @property
     def nll(self) -> float: ...
 
     def add(self, block: Rows) -> None: ...
 
+    def merge(self, other: Any) -> None: ...
+
     def kkt(self, penalty: Penalty) -> float: ...
 
     def correct(self, sample: Rows, penalty: Penalty) -> Solution: ...
 
 
-def _gradient_of(solution: Solution, n_classes: int) -> _Gradient:
-    calibrator = solution.calibrator
+def gradient_of(calibrator: Calibrator, n_classes: int) -> Gradient:
+    """Sums of nothing yet."""
     if isinstance(calibrator, EnsembleTemperatureScaling):
         return _MixtureGradient(calibrator)
     assert isinstance(calibrator, AffineCalibrator)
@@ -140,6 +159,11 @@ class _AffineGradient:
             self._loss += loss * rows.n_voxels
             self._sums[expert] += gradient * rows.n_voxels
             self._counts[expert] += rows.n_voxels
+
+    def merge(self, other: _AffineGradient) -> None:
+        self._loss += other._loss
+        self._sums += other._sums
+        self._counts += other._counts
 
     def kkt(self, penalty: Penalty) -> float:
         design, worst = self._design, 0.0
@@ -178,6 +202,11 @@ class _MixtureGradient:
         self._loss -= float(log_q.gather(1, block.labels.unsqueeze(1)).sum())
         self._sum += self._at(block) * block.n_voxels
         self._count += block.n_voxels
+
+    def merge(self, other: _MixtureGradient) -> None:
+        self._loss += other._loss
+        self._sum += other._sum
+        self._count += other._count
 
     def kkt(self, penalty: Penalty) -> float:
         """Slope in 1/T and in the logarithms of the used weights along the simplex; unused ones must not gain."""

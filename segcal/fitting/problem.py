@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from segcal.calibrators.affine import AffineCalibrator, AffineDesign, Vector
+from segcal.errors import ParameterError
 from segcal.fitting.rows import Rows
 
 
@@ -112,13 +113,24 @@ def softmax_problem(method: type[AffineCalibrator], rows: Rows, penalty: Penalty
     """The problem of one expert (or of the only map) on the rows it sees; the mean is over `rows.n_voxels`."""
     design = method.design(rows.n_classes)
     scale = 1.0 / max(rows.n_voxels, 1.0)
+    expert = _expert(method, rows)
     blocks = []
     for part in rows.blocks():
-        view = method.view(rows.logits[part].to(torch.float64), rows.decision[part])
-        blocks.append((view.features, view.columns_of(rows.labels[part]), rows.weights[part] * scale))
+        view = method.view(rows.logits[part].to(torch.float64).T.contiguous(), expert)
+        blocks.append((view.features.T.contiguous(), view.columns_of(rows.labels[part]), rows.weights[part] * scale))
     nothing = np.zeros((design.n_parameters, design.n_parameters))
     problem = SoftmaxProblem(design, tuple(blocks), nothing, design.ridge.toarray(), nothing[0])
     return problem.with_penalty(penalty)
+
+
+def _expert(method: type[AffineCalibrator], rows: Rows) -> int | None:
+    """The class all rows were decided as, for methods that have a map per class."""
+    if not method.class_conditional or not rows.n_rows:
+        return None
+    first, last = (int(bound) for bound in rows.decision.aminmax())
+    if first != last:
+        raise ParameterError(f"{method.name}: every predicted class has a problem of its own; use Rows.of_expert")
+    return first
 
 
 def _block_hessian(features: Tensor, weighted: Tensor, weights: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -16,15 +17,17 @@ import segcal
 from segcal.calibrator_info import CalibratorInfo
 from segcal.calibrators import CALIBRATORS, Calibrator
 from segcal.calibrators.base import Preserves
+from segcal.case_map import CaseMap, in_process
 from segcal.data_hash import data_hash
 from segcal.device import resolve_device
 from segcal.errors import DataError, MismatchError, UsageError
 from segcal.fitted import FittedCalibrator
 from segcal.fitting.exact import KKT_PROMISE
-from segcal.fitting.gather import Gathered, SampleSizes, gather, stream_rows
+from segcal.fitting.gather import Gathered, SampleSizes, gather
+from segcal.fitting.gradient_work import GradientWork
 from segcal.fitting.likelihood import mean_nll
 from segcal.fitting.methods import Channel, MethodFit, TuningJob, fit_method, tuned_names
-from segcal.fitting.polish import MAX_PASSES, Key, polish
+from segcal.fitting.polish import MAX_PASSES, Key, Sums, polish
 from segcal.manifest import Manifest, Split, draw_split
 from segcal.regions import RegionCalibrator
 from segcal.settings import PipelineSettings
@@ -75,6 +78,7 @@ def fit_many(
     storage: Path | None = None,
     device: torch.device | str = "auto",
     progress: Progress | None = None,
+    case_map: CaseMap = in_process,
 ) -> dict[str, FittedCalibrator]:
     """Fit several calibrators from one read of the calibration and validation cases.
 
@@ -96,6 +100,7 @@ def fit_many(
         storage: journal file of finished trials.
         device: where voxels are processed.
         progress: told about cases and trials.
+        case_map: where cases and trials are worked on; here, one after the other, by default.
     """
     pipelines = {
         name: pipeline_settings(
@@ -105,7 +110,7 @@ def fit_many(
     }
     _check_one_sample(pipelines.values())
     options = FitOptions(passes=MAX_PASSES if full else int(polished), force=force, storage=storage)
-    run = _FitRun(manifest, pooling, pipelines, options, resolve_device(device, sums=True), progress)
+    run = _FitRun(manifest, pooling, pipelines, options, resolve_device(device, sums=True), progress, case_map)
     return run.fit(choose_split(manifest, split, pipelines.values(), next(iter(pipelines.values())).seed))
 
 
@@ -164,6 +169,7 @@ class _FitRun:
     options: FitOptions
     device: torch.device
     progress: Progress | None
+    case_map: CaseMap
 
     def fit(self, split: Split) -> dict[str, FittedCalibrator]:
         self._check_kinds()
@@ -220,6 +226,7 @@ class _FitRun:
             device=self.device,
             progress=self.progress,
             stage=stage,
+            case_map=self.case_map,
         )
 
     def _fit_methods(self, calibration: Gathered, validation: Gathered | None, split: Split) -> dict[Key, MethodFit]:
@@ -258,7 +265,7 @@ class _FitRun:
             {key: fitted.solution for key, fitted in chosen.items()},
             {key: fitted.penalty for key, fitted in chosen.items()},
             calibration.rows,
-            lambda: stream_rows(self.manifest, ids, pooling=self.pooling, device=self.device),
+            lambda calibrators: self._sums(calibrators, ids),
             max_passes=self.options.passes,
         )
         polished = {
@@ -273,6 +280,15 @@ class _FitRun:
             for (channel, name), result in results.items()
         }
         return {**fits, **polished}
+
+    def _sums(self, calibrators: Mapping[Key, Calibrator], ids: Sequence[str]) -> Iterator[Sums]:
+        """One read of all voxels, where the cases are worked on."""
+        work = GradientWork(self.manifest, self.pooling, self.device, calibrators)
+        with closing(self.case_map(work, ids)) as outcomes:
+            for done, outcome in enumerate(outcomes, start=1):
+                yield outcome.result()
+                if self.progress is not None:
+                    self.progress("all voxels", done, len(ids))
 
     def _on_trial(self, name: str) -> Callable[[int, int], None] | None:
         if self.progress is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from segcal.metrics.distance import BandMap, distance_bands
 from segcal.metrics.fixed_point import CHUNK_VOXELS
 from segcal.metrics.voxels import FramePart, VoxelBatch
 from segcal.types import IGNORED
+
+ByVoxels: TypeAlias = Callable[[slice], Tensor]
+"""Makes the values (C, n) of a run of flattened voxels when they are asked for, so that no volume of them exists."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,27 +83,31 @@ class CaseFrame:
         )
         return replace(self, parts=parts)
 
-    def batches(self, values: Tensor, *, log: bool = False) -> Iterator[VoxelBatch]:
+    def batches(self, values: Tensor | ByVoxels, *, log: bool = False) -> Iterator[VoxelBatch]:
         """The counted voxels of one pipeline, a bounded number at a time.
 
         Args:
             values: (C, *shape of the case) probabilities, or log-probabilities with `log`; float32 as pipelines make
-                them (float16 is widened, float64 is taken as it is).
+                them (float16 is widened, float64 is taken as it is); or what makes them, part by part.
             log: whether `values` are logarithms.
         """
+        by_voxels = self._cut(values) if isinstance(values, Tensor) else values
+        for part in self.parts:
+            chunk = by_voxels(part.where)
+            if part.keep is not None:
+                chunk = chunk.index_select(1, part.keep)
+            if chunk.dtype not in (torch.float32, torch.float64):
+                chunk = chunk.float()
+            yield VoxelBatch(self.case_id, self.settings, part, chunk, log=log)
+
+    def _cut(self, values: Tensor) -> ByVoxels:
         expected = (self.settings.n_classes, *self.shape)
         if tuple(values.shape) != expected:
             raise GeometryError(
                 f"{self.case_id}: probabilities have shape {tuple(values.shape)}, expected (class, *grid) = {expected}"
             )
         flat = values.reshape(values.shape[0], -1)
-        for part in self.parts:
-            chunk = flat[:, part.where]
-            if part.keep is not None:
-                chunk = chunk.index_select(1, part.keep)
-            if chunk.dtype not in (torch.float32, torch.float64):
-                chunk = chunk.float()
-            yield VoxelBatch(self.case_id, self.settings, part, chunk, log=log)
+        return lambda where: flat[:, where]
 
 
 def _part(where: slice, flat: list[Tensor | None], bands: BandMap | None, n_classes: int) -> FramePart:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from segcal.metrics.base import Metric, Undefined
-from segcal.metrics.frame import CaseFrame
+from segcal.metrics.frame import ByVoxels, CaseFrame
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,8 +36,8 @@ class MetricSet:
     def __init__(self, metrics: Mapping[str, Metric[Any]]) -> None:
         self.metrics = dict(metrics)
 
-    def update(self, frame: CaseFrame, values: Tensor, *, log: bool = False) -> None:
-        """Measure one case in one pass over (C, *grid) probabilities, or log-probabilities with `log`."""
+    def update(self, frame: CaseFrame, values: Tensor | ByVoxels, *, log: bool = False) -> None:
+        """Measure one case in one pass over its probabilities, or log-probabilities with `log`; see `batches`."""
         for batch in frame.batches(values, log=log):
             for metric in self.metrics.values():
                 metric.update(frame.case_id, batch)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from segcal.case_map import CaseMap, in_process
 from segcal.errors import SegcalError, UsageError
 from segcal.fitted import FittedCalibrator
 from segcal.manifest import Manifest
@@ -31,6 +34,7 @@ def run_qa(
     force: bool = False,
     device: torch.device | None = None,
     progress: Progress | None = None,
+    case_map: CaseMap = in_process,
 ) -> QaResult:
     """Look at a batch of cases without ground truth.
 
@@ -44,26 +48,28 @@ def run_qa(
         cases: Ids to look at; all when absent.
         force: For a manifest: apply in spite of a mismatch that can be overridden.
         device: Where to compute; the CPU when absent.
+        case_map: Where the cases are worked on; here, one after the other, by default.
     """
     settings = settings or load_qa_settings()
     opened = _open(source, calibrator, images, cases, force, device or torch.device("cpu"))
     done: list[FlaggedCase] = []
     failed: dict[str, str] = {}
     slices: dict[str, QaSlice] = {}
-    for position, case_id in enumerate(opened.ids):
-        if progress is not None:
-            progress("qa", position, len(opened.ids))
-        try:
-            flagged, part = _look(opened, case_id, settings)
-        except (SegcalError, OSError) as error:
-            failed[case_id] = str(error)
-            continue
-        done.append(flagged)
-        if part is not None:
-            slices[case_id] = part
-            slices = _worst(slices, done, settings.max_pictures)
     if progress is not None:
-        progress("qa", len(opened.ids), len(opened.ids))
+        progress("qa", 0, len(opened.ids))
+    with closing(case_map(_Look(opened, settings), opened.ids)) as outcomes:
+        for position, outcome in enumerate(outcomes, start=1):
+            if progress is not None:
+                progress("qa", position, len(opened.ids))
+            try:
+                flagged, part = outcome.result()
+            except (SegcalError, OSError) as error:
+                failed[outcome.item] = str(error)
+                continue
+            done.append(flagged)
+            if part is not None:
+                slices[outcome.item] = part
+                slices = _worst(slices, done, settings.max_pictures)
     pictures = {case_id: draw_slice(part, opened.names, case_id=case_id) for case_id, part in slices.items()}
     return QaResult(
         describe=opened.describe,
@@ -98,12 +104,19 @@ def _open(
     return Ensemble(manifest, calibrator, cases=cases, force=force, device=device)
 
 
-def _look(source: Source, case_id: str, settings: QaSettings) -> tuple[FlaggedCase, QaSlice | None]:
-    maps = source.load(case_id)
-    case = measure(maps, source.names, settings, source.reference)
-    flagged = FlaggedCase(case, case_flags(case, settings))
-    wanted = bool(flagged.flags) and settings.max_pictures > 0
-    return flagged, cut_slice(maps) if wanted else None
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """From the id of a case to its numbers and, if it is flagged, a slice to show."""
+
+    source: Source
+    settings: QaSettings
+
+    def __call__(self, case_id: str) -> tuple[FlaggedCase, QaSlice | None]:
+        maps = self.source.load(case_id)
+        case = measure(maps, self.source.names, self.settings, self.source.reference)
+        flagged = FlaggedCase(case, case_flags(case, self.settings))
+        wanted = bool(flagged.flags) and self.settings.max_pictures > 0
+        return flagged, cut_slice(maps) if wanted else None
 
 
 def _worst(slices: dict[str, QaSlice], done: Sequence[FlaggedCase], n: int) -> dict[str, QaSlice]:

@@ -193,7 +193,7 @@ def test_probabilities_of_a_2d_or_3d_array_keep_the_decision(cls: Tree, shape: t
 
 @BOTH
 def test_plain_rows_are_refused_with_a_way_out(cls: Tree) -> None:
-    with pytest.raises(ParameterError, match=r"plain rows \(5, 3\).*volume_log_probs"):
+    with pytest.raises(ParameterError, match=r"5 voxels by themselves.*volume_probs"):
         cls.identity(3).log_probs(torch.zeros(5, 3))
 
 

@@ -85,7 +85,7 @@ def test_resuming_a_finished_study_fits_and_measures_nothing(
         raise AssertionError("a cached result was computed again")
 
     monkeypatch.setattr("segcal.evaluation.study.fit_many", forbidden)
-    monkeypatch.setattr("segcal.evaluation.study.measure_case", forbidden)
+    monkeypatch.setattr("segcal.evaluation.work.measure_case", forbidden)
     study(phantom, SMALL, finished, resume=True, device=CPU)
     assert files_below(finished) == before
 

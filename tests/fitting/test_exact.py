@@ -179,6 +179,7 @@ def test_reaches_the_optimum_an_independent_solver_finds(method: str, n_classes:
 def test_gradient_and_hessian_match_finite_differences(method: str, n_classes: int) -> None:
     rng = np.random.default_rng(n_classes)
     rows = draw_rows(60, n_classes)
+    rows = rows.of_expert(0) if AFFINE[method].class_conditional else rows
     rows = replace(rows, weights=torch.tensor(rng.exponential(1, rows.n_rows)))
     design = AFFINE[method].design(n_classes)
     problem = softmax_problem(AFFINE[method], rows).with_penalty(PENALTY, rng.normal(0, 1, design.n_parameters))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 import numpy as np
@@ -16,7 +16,7 @@ from segcal.fitting import condense
 from segcal.fitting.condense import RowReservoir
 from segcal.fitting.exact import KKT_PROMISE, ExactSolver, Solution, experts_of
 from segcal.fitting.mixture import solve_mixture
-from segcal.fitting.polish import MAX_PASSES, Polished, polish
+from segcal.fitting.polish import MAX_PASSES, Key, Polished, Sums, polish, sum_gradients
 from segcal.fitting.problem import Penalty, softmax_problem
 from segcal.fitting.rows import Rows, all_rows
 from tests.fitting.drawn import AFFINE, imbalanced_rows
@@ -66,17 +66,21 @@ def objective(calibrator: Calibrator) -> float:
     )
 
 
-class CountedStream:
-    """All rows in blocks of 7,000, and how often they were read."""
+class CountedReads:
+    """All rows as three cases in blocks of 7,000, and how often they were read."""
 
     def __init__(self) -> None:
         self.n_reads = 0
 
-    def __call__(self) -> Iterator[tuple[int, Rows]]:
+    def __call__(self, calibrators: Mapping[Key, Calibrator]) -> Iterator[Sums]:
         self.n_reads += 1
+        for case in range(3):
+            yield sum_gradients(calibrators, N_CLASSES, self._blocks(slice(20_000 * case, 20_000 * (case + 1))))
+
+    def _blocks(self, case: slice) -> Iterator[tuple[int, Rows]]:
         rows = everything()
-        for begin in range(0, rows.n_rows, 7_000):
-            part = slice(begin, begin + 7_000)
+        for begin in range(case.start, case.stop, 7_000):
+            part = slice(begin, min(begin + 7_000, case.stop))
             for channel in (0, 1):
                 yield channel, all_rows(rows.logits[part], rows.labels[part], rows.decision[part])
 
@@ -84,7 +88,7 @@ class CountedStream:
 @cache
 def polished(max_passes: int) -> tuple[dict[str, Polished], int]:
     """All methods at once: they share every read. As channels here are two samples of the same rows."""
-    stream = CountedStream()
+    stream = CountedReads()
     solutions = {(channel_of(method), method): fit(method, sample_of(method)) for method in METHODS}
     samples = [sample(), sample_of("ets")]
     results = polish(solutions, dict.fromkeys(solutions, PENALTY), samples, stream, max_passes=max_passes)
@@ -147,7 +151,7 @@ def test_methods_share_every_read_and_stop_when_they_are_done() -> None:
 def test_polishing_one_method_or_several_gives_the_same_bits() -> None:
     together = polished(1)[0]["cms_ap"].solution.calibrator.tensors()
     start = {(0, "cms_ap"): fit("cms_ap", sample())}
-    alone = polish(start, {(0, "cms_ap"): PENALTY}, [sample()], CountedStream(), max_passes=1)[0, "cms_ap"]
+    alone = polish(start, {(0, "cms_ap"): PENALTY}, [sample()], CountedReads(), max_passes=1)[0, "cms_ap"]
     for key, value in alone.solution.calibrator.tensors().items():
         assert torch.equal(value, together[key])
 
@@ -155,10 +159,10 @@ def test_polishing_one_method_or_several_gives_the_same_bits() -> None:
 def test_warnings_of_the_fit_are_kept() -> None:
     rows = sample()
     start = Solution(fit("ts", rows).calibrator, 0.0, 0.0, ("ts: something to know",))
-    found = polish({(0, "ts"): start}, {(0, "ts"): Penalty()}, [rows], CountedStream(), max_passes=2)
+    found = polish({(0, "ts"): start}, {(0, "ts"): Penalty()}, [rows], CountedReads(), max_passes=2)
     assert found[0, "ts"].solution.warnings == start.warnings
 
 
-def test_an_empty_stream_is_an_error() -> None:
+def test_reading_nothing_is_an_error() -> None:
     with pytest.raises(DataError, match="no labelled voxel"):
-        polish({(0, "ts"): fit("ts", sample())}, {(0, "ts"): Penalty()}, [sample()], lambda: [], max_passes=1)
+        polish({(0, "ts"): fit("ts", sample())}, {(0, "ts"): Penalty()}, [sample()], lambda _: [], max_passes=1)

@@ -1,0 +1,97 @@
+"""Applying as work over cases: from files to files, with a record of what was written.
+
+In one process cases are read ahead by one: while a case is calibrated and written, the members of the next are being
+unpacked.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from segcal.applying.files import plan_files, write_case
+from segcal.applying.inputs import input_fingerprints
+from segcal.applying.maps import calibrated_maps
+from segcal.applying.record import ApplySettings, CaseEntry, Recipe
+from segcal.case_map import ReadAhead
+from segcal.cases import CaseData, load_case
+from segcal.checks.tell_tales import TellTales
+from segcal.fitted import FittedCalibrator
+from segcal.manifest import Manifest
+from segcal.types import Grid
+
+
+class CaseToApply(NamedTuple):
+    """A case, and the files an earlier run made of it from other inputs or settings."""
+
+    case_id: str
+    stale: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.case_id
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CaseRead:
+    """A case in memory."""
+
+    recipe: Recipe
+    data: CaseData
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CaseApplied:
+    """What the run keeps of a finished case."""
+
+    entry: CaseEntry
+    noticed: TellTales
+
+
+@dataclass(frozen=True)
+class ApplyWork(ReadAhead[CaseToApply, CaseRead, CaseApplied]):
+    """One calibrator on one manifest into one folder: what `segcal.case_map` runs."""
+
+    fitted: FittedCalibrator
+    manifest: Manifest
+    out: Path
+    settings: ApplySettings
+    device: torch.device
+
+    def read(self, item: CaseToApply) -> CaseRead:
+        start, case = time.perf_counter(), self.manifest.case(item.case_id)
+        recipe = Recipe(
+            calibrator_sha256=self.fitted.sha256,
+            settings=self.settings,
+            inputs=input_fingerprints(self.manifest, case),
+        )
+        data = load_case(self.manifest, case, pooling=self.settings.pooling, device=self.device, with_labels=False)
+        return CaseRead(recipe, data, time.perf_counter() - start)
+
+    def finish(self, item: CaseToApply, data: CaseRead) -> CaseApplied:
+        start, case = time.perf_counter(), data.data
+        noticed = TellTales()
+        noticed.look(case)
+        grid = case.grid or Grid((case.logits.shape[1], case.logits.shape[2], case.logits.shape[3]))
+        files = plan_files(item.case_id, grid, self.settings)
+        maps = calibrated_maps(self.fitted, case, self.settings, regions=self.manifest.has_regions)
+        calibrated = time.perf_counter()
+        outputs = write_case(self.out, files, maps, grid.affine)
+        for name in item.stale:
+            if name not in files.names:
+                (self.out / name).unlink(missing_ok=True)
+        written = time.perf_counter()
+        seconds = {"read": data.seconds, "calibrate": calibrated - start, "write": written - calibrated}
+        entry = CaseEntry(
+            status="done",
+            recipe=data.recipe,
+            outputs=outputs,
+            n_floored=case.n_floored,
+            warnings=tuple(noticed.warnings()),
+            seconds={stage: round(value, 3) for stage, value in seconds.items()},
+        )
+        return CaseApplied(entry, noticed)

@@ -1,0 +1,57 @@
+"""The contract every classification method keeps: fitted once on samples, then a pure map to probabilities."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
+
+from segcal.calibrators.base import Preserves
+from segcal.classification.samples import Samples
+
+
+class RowMethod(ABC):
+    """A fitted method. Subclasses are frozen dataclasses of float64 tensors and plain numbers.
+
+    Attributes:
+        name: the registry key, the paper's short name in lower case.
+        needs_features: looks at `Samples.features`, in the fit and when applied.
+        translation_invariant: adding one constant to all logits of a row changes nothing.
+        preserves: "order" keeps the ranking of the classes, "argmax" the winner, None neither.
+    """
+
+    name: ClassVar[str]
+    needs_features: ClassVar[bool] = False
+    translation_invariant: ClassVar[bool]
+    preserves: ClassVar[Preserves]
+
+    @property
+    @abstractmethod
+    def n_classes(self) -> int | None:
+        """Number of classes the parameters belong to; None if any number will do."""
+
+    @classmethod
+    @abstractmethod
+    def fit(cls, samples: Samples, *, seed: int = 0, **settings: Any) -> Self:
+        """Fit on labelled samples.
+
+        Args:
+            samples: with labels, and with features where `needs_features`.
+            seed: of everything that is drawn; the same seed gives the same bytes.
+            **settings: the method's own, keyword-only in the subclass, all with defaults.
+        """
+
+    @abstractmethod
+    def probabilities(self, samples: Samples) -> Tensor:
+        """Calibrated (n, C) float64 probabilities; rows sum to 1, a row never depends on the other rows."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that was fitted, by name, as the calibrator file stores it."""
+
+    @classmethod
+    @abstractmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """Inverse of `tensors`; raises ParameterError on missing names, shapes or values out of range."""

@@ -1,0 +1,173 @@
+"""One case in a fit: which of its voxels count, and the small sample that is left of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from segcal.cases import CaseData, load_case
+from segcal.checks.tell_tales import TellTales
+from segcal.fitting.condense import RowReservoir
+from segcal.fitting.patches import PatchReservoir
+from segcal.fitting.rows import BLOCK_ROWS, Rows
+from segcal.manifest import Manifest
+from segcal.metrics.energy import FreeEnergy
+from segcal.regions import binary_logits
+from segcal.types import IGNORED, Pooling
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSizes:
+    """How much of the data is kept.
+
+    Attributes:
+        rows: weighted voxels per channel for the voxel-wise methods; 0 keeps none.
+        patches: weighted patches per channel for local temperature scaling; 0 keeps none.
+        seed: decides which.
+    """
+
+    rows: int
+    patches: int
+    seed: int
+
+
+class CaseToSample(NamedTuple):
+    """A case, and what the sample of the cases before it would drop anyway: by channel, of rows and of patches.
+
+    The bounds only save traffic. They never fall, so the sample of all cases is the same whatever they are.
+    """
+
+    case_id: str
+    row_floors: tuple[tuple[float, ...], ...]
+    patch_floors: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return self.case_id
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CaseSample:
+    """What is left of one case; see `Gathered` for what becomes of it."""
+
+    rows: tuple[RowReservoir, ...]
+    patches: tuple[PatchReservoir, ...]
+    energy: FreeEnergy
+    confidence: float
+    n_floored: int
+    label_counts: tuple[int, ...]
+    n_counted: int
+    noticed: TellTales
+
+
+@dataclass(frozen=True, slots=True)
+class SampleWork:
+    """From a case to its sample: what `segcal.case_map` runs."""
+
+    manifest: Manifest
+    pooling: Pooling
+    sizes: SampleSizes
+    device: torch.device
+
+    def __call__(self, item: CaseToSample) -> CaseSample:
+        manifest, sizes = self.manifest, self.sizes
+        case = load_case(
+            manifest, manifest.case(item.case_id), pooling=self.pooling, device=self.device, with_labels=True
+        )
+        n_classes = 2 if manifest.has_regions else manifest.n_classes
+        rows = tuple(RowReservoir(n_classes, sizes.seed, sizes.rows, floors) for floors in item.row_floors)
+        patches = tuple(PatchReservoir(sizes.seed, sizes.patches, floor=floor) for floor in item.patch_floors)
+        label_counts, n_counted = [0] * manifest.n_classes, 0
+        for channel, part in enumerate(labelled_voxels(case)):
+            if rows:
+                rows[channel].add(case.case_id, part.logits, part.labels, part.decision, part.voxels)
+            _count_labels(label_counts, channel, part, regions=manifest.has_regions)
+            n_counted += part.labels.numel()
+        for channel, reservoir in enumerate(patches):
+            reservoir.add(case.case_id, *_labelled_volume(case, channel))
+        energy, noticed = FreeEnergy(), TellTales()
+        energy.update(case.case_id, case.logits, inside=case.inside)
+        noticed.look(case)
+        confidence = _mean_confidence(case)
+        return CaseSample(rows, patches, energy, confidence, case.n_floored, tuple(label_counts), n_counted, noticed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelledVoxels:
+    """The voxels of one channel of one case that count for fitting: labelled, not ignored, inside the crop."""
+
+    logits: Tensor  # (C, n) float32
+    labels: Tensor  # (n,) int64
+    decision: Tensor  # (n,) int64
+    voxels: Tensor  # (n,) int64, position in the volume
+
+    def rows(self) -> Iterator[Rows]:
+        """Unweighted rows in fixed blocks."""
+        n_classes = self.logits.shape[0]
+        for begin in range(0, self.labels.shape[0], BLOCK_ROWS):
+            part = slice(begin, begin + BLOCK_ROWS)
+            counts = torch.bincount(self.decision[part], minlength=n_classes).to(torch.float64)
+            weights = torch.ones_like(self.labels[part], dtype=torch.float64)
+            yield Rows(self.logits[:, part].T, self.labels[part], self.decision[part], weights, counts)
+
+
+def labelled_voxels(case: CaseData) -> Iterator[LabelledVoxels]:
+    """The voxels a fit may use, channel by channel (one channel unless the model has regions)."""
+    counted = _counted(case)
+    voxels = torch.arange(counted.numel(), device=case.logits.device)
+    chosen = None if bool(counted.all()) else counted.reshape(-1).nonzero().squeeze(1)
+    if chosen is not None:
+        voxels = voxels[chosen]
+    for channel in range(1 if case.region_labels is None else case.region_labels.shape[0]):
+        logits, labels, decision = _channel(case, channel)
+        flat = logits.reshape(logits.shape[0], -1), labels.reshape(-1), decision.reshape(-1)
+        if chosen is not None:
+            flat = flat[0][:, chosen], flat[1][chosen], flat[2][chosen]
+        yield LabelledVoxels(*flat, voxels)
+
+
+def _channel(case: CaseData, channel: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(C, z, y, x) logits, (z, y, x) labels and decision of one channel."""
+    if case.region_labels is None:
+        assert case.labels is not None
+        return case.logits, case.labels, case.decision
+    labels, decision = case.region_labels[channel], case.decision[channel]
+    return binary_logits(case.logits[channel]), labels.to(torch.int64), decision.to(torch.int64)
+
+
+def _counted(case: CaseData) -> Tensor:
+    """(z, y, x) bool: labelled and inside the crop."""
+    counted = torch.ones(case.logits.shape[1:], dtype=torch.bool, device=case.logits.device)
+    for mask in (case.valid, case.inside):
+        if mask is not None:
+            counted &= mask
+    return counted
+
+
+def _labelled_volume(case: CaseData, channel: int) -> tuple[Tensor, Tensor]:
+    """Logits and labels of the crop: no neighbour may see the fill outside it."""
+    logits, labels, _ = _channel(case, channel)
+    box = (slice(None),) * 3 if case.crop is None else tuple(slice(low, high) for low, high in case.crop)
+    return logits[:, *box], labels.masked_fill(~_counted(case), IGNORED)[box]
+
+
+def _count_labels(totals: list[int], channel: int, part: LabelledVoxels, *, regions: bool) -> None:
+    counts = torch.bincount(part.labels, minlength=part.logits.shape[0]).tolist()
+    if regions:
+        totals[channel] += counts[1]
+    else:
+        totals[:] = [total + count for total, count in zip(totals, counts, strict=True)]
+
+
+def _mean_confidence(case: CaseData) -> float:
+    """Mean probability of the decision over the voxels the network predicted."""
+    if case.region_labels is None:
+        confident = (case.logits.amax(0) - torch.logsumexp(case.logits, 0)).exp_()
+    else:
+        confident = torch.sigmoid(case.logits.abs()).mean(0)
+    if case.inside is not None:
+        confident = confident[case.inside]
+    return float(confident.sum(dtype=torch.float64) / max(confident.numel(), 1))
