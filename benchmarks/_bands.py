@@ -1,6 +1,6 @@
 """CPU seconds of the distance bands of BA-ECE for the labels of a manifest's cases.
 
-    python benchmarks/_bands.py MANIFEST
+python benchmarks/_bands.py MANIFEST
 """
 
 from __future__ import annotations

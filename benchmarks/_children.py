@@ -42,7 +42,7 @@ class Cost:
         return found
 
 
-class ChildFailed(RuntimeError):
+class ChildError(RuntimeError):
     """A measured process ended badly or ran out of time."""
 
 
@@ -68,6 +68,6 @@ def run(command: Sequence[str], *, environment: dict[str, str] | None = None) ->
         errors.seek(0)
         printed = output.read().decode()
         if child.returncode != 0:
-            raise ChildFailed(f"{' '.join(command)} ended with {child.returncode}:\n{errors.read().decode()[-3000:]}")
+            raise ChildError(f"{' '.join(command)} ended with {child.returncode}:\n{errors.read().decode()[-3000:]}")
     peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
     return Cost(usage.ru_utime + usage.ru_stime, wall, peak, printed)

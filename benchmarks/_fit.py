@@ -1,6 +1,6 @@
 """One fit of several methods, with the CPU seconds of reading and of solving apart.
 
-    python benchmarks/_fit.py MANIFEST OUT --method ts vs [--trials 20] [--pooling logits]
+python benchmarks/_fit.py MANIFEST OUT --method ts vs [--trials 20] [--pooling logits]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The same job as `_peer.py` by segcal, on the same arrays: fit one method in memory, or take the exact ECE.
 
-    python benchmarks/_ours.py METHOD FOLDER
+python benchmarks/_ours.py METHOD FOLDER
 """
 
 from __future__ import annotations

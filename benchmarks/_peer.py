@@ -18,7 +18,7 @@ import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -43,6 +43,9 @@ def prepare_sklearn(method: str, z: Array, y: Array) -> tuple[Fit, Callable[[Any
 
         def decision_function(self, x: Array) -> Array:
             return x
+
+        def predict(self, x: Array) -> Any:
+            return self.classes_[x.argmax(1)]
 
     ready = FrozenEstimator(Logits().fit(z[:100_000], y[:100_000]))
     model = CalibratedClassifierCV(ready, method="temperature", cv=2, ensemble=False)
@@ -103,6 +106,7 @@ def prepare_torch_uncertainty(method: str, z: Array, y: Array) -> tuple[Fit, Cal
 
 
 def prepare_torchmetrics(method: str, z: Array, y: Array) -> tuple[Fit, Callable[[Any], Result]]:
+    _without_torchvision()
     from torchmetrics.classification import MulticlassCalibrationError
 
     probs, labels = torch.softmax(torch.from_numpy(z), 1), torch.from_numpy(y)
@@ -139,7 +143,7 @@ class _StandIn:
 
     def create_module(self, spec: Any) -> types.ModuleType:
         class Empty(types.ModuleType):
-            __path__: list[str] = []
+            __path__: ClassVar[list[str]] = []
             __version__ = "0.28.0"
 
             def __getattr__(self, name: str) -> Any:

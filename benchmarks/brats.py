@@ -52,9 +52,7 @@ class Bench:
         return cost
 
     def show(self, name: str, cost: Cost, floor: Cost | None = None, note: str = "") -> None:
-        ratios = (
-            "| | " if floor is None else f"| {cost.cpu_s / floor.cpu_s:.2f} | {cost.wall_s / floor.wall_s:.2f} "
-        )
+        ratios = "| | " if floor is None else f"| {cost.cpu_s / floor.cpu_s:.2f} | {cost.wall_s / floor.wall_s:.2f} "
         row = f"| {name} | {cost.cpu_s:.1f} | {cost.wall_s:.1f} | {cost.peak_mb:.0f} {ratios}| {note} |"
         print(row, flush=True)
 

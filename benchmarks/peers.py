@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from _children import HERE, ChildFailed, run
+from _children import HERE, ChildError, run
 from _results import Entry, entry, record
 from scipy.special import log_softmax
 
@@ -34,9 +34,10 @@ PACKAGES = (
     "probmetrics",
     "numba",  # probmetrics imports it without asking for it
     "torch-uncertainty",
-    "lightning",  # and timm, einops: torch-uncertainty asks for them only in extras
+    "lightning",  # this and what follows torch-uncertainty imports, but asks for only in extras or not at all
     "timm",
     "einops",
+    "rich",
 )
 PEERS = {
     "ts": ("sklearn", "netcal", "probmetrics", "torch-uncertainty"),
@@ -46,7 +47,7 @@ PEERS = {
     "ece": ("torchmetrics",),
 }
 ENVIRONMENT = HERE.parent / ".venv-peers"
-ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")}
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 NLL_TOLERANCE = 1e-6
 N_CLASSES = 5
 
@@ -93,7 +94,16 @@ def peer_python() -> Path:
         print(f"installing {', '.join(PACKAGES)} into {ENVIRONMENT.name}", flush=True)
         venv.create(ENVIRONMENT, with_pip=True)
         constraints = HERE.parent / "constraints.txt"
-        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(constraints)]
+        install = [
+            str(python),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "-c",
+            str(constraints),
+        ]
         subprocess.run([*install, *PACKAGES], check=True)
         ready.write_text(wanted)
     return python
@@ -131,7 +141,7 @@ def measure(folder: Path, method: str, python: Path | None, timeout: int) -> lis
 def _outcome(folder: Path, method: str, tool: str, command: list[str], timeout: int) -> Outcome:
     try:
         said: dict[str, Any] = json.loads(run(command, environment=ONE_THREAD).printed.strip().splitlines()[-1])
-    except ChildFailed as error:
+    except ChildError as error:
         if "ended with -24" in str(error):  # SIGXCPU
             return Outcome(tool, float(timeout), None, "did not finish")
         return Outcome(tool, math.nan, None, str(error).strip().splitlines()[-1][:120])
@@ -150,11 +160,10 @@ def verdicts(method: str, outcomes: list[Outcome]) -> list[Entry]:
     ours, *peers = outcomes
     name = f"peers/{method}"
     entries = [entry(f"{name}/{one.tool} cpu", None if math.isnan(one.cpu_s) else one.cpu_s, "s") for one in outcomes]
-    finished = [one for one in peers if not math.isnan(one.cpu_s)]
+    rivals = [one for one in peers if one.tool == "sklearn" or method != "ts"]
+    finished = [one for one in rivals if not math.isnan(one.cpu_s)]
     if not finished:
         return entries
-    if method == "ts":
-        finished = [one for one in finished if one.tool == "sklearn"]
     target = {"ts": 1.0, "ece": 1.0}.get(method, 5.0)
     speed = min(one.cpu_s for one in finished) / ours.cpu_s
     best = "sklearn" if method == "ts" else "best peer"
