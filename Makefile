@@ -11,10 +11,10 @@ PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfi
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench chromium clean
+.PHONY: help setup demo test test-all lint format bench bench-quick chromium clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv and install segcal with its development tools (only when something changed)
 
@@ -43,9 +43,12 @@ test: lint ## lint, then every test that is not marked slow
 test-all: lint ## lint, then every test
 	$(PYTEST)
 
-bench: setup ## run the scripts of benchmarks/ one after the other
+bench: setup ## run the scripts of benchmarks/ one after the other (an hour; 9 GB in the folder for temporary files)
 	@test -n "$(BENCHMARKS)" || echo "benchmarks/ holds no script"
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script"; done
+
+bench-quick: setup ## the same on small data, in about a minute: shows that all of it runs, not how fast
+	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" --quick; done
 
 chromium: ## install chromium and its driver for the browser tests, if missing and you are root; never fails
 	@if command -v chromium >/dev/null 2>&1 && command -v chromedriver >/dev/null 2>&1; then \

@@ -3,14 +3,16 @@
 2000 replicates x 20 pipelines x 200 cases in each of 3 repeats, 6 columns and the ACE tables (B = 15), both schemes.
 The loop is run on a few replicates and scaled up; both give the same intervals (checked on those replicates).
 
-    python benchmarks/bootstrap.py
+    python benchmarks/bootstrap.py [--quick]
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 
 import numpy as np
+from _results import entry, record
 
 from segcal.metrics.ace import pooled_ace, resampled_ace
 from segcal.metrics.bootstrap import Bootstrap, CaseScores
@@ -44,11 +46,11 @@ def vectorised(scores: CaseScores) -> tuple[float, Bootstrap]:
     return time.perf_counter() - start, bootstrap
 
 
-def looped(scores: CaseScores, bootstrap: Bootstrap) -> float:
-    """Seconds for all replicates, from LOOPED of them a scheme: draw, index, average; pool tables, take ACE."""
+def looped(scores: CaseScores, bootstrap: Bootstrap, n_looped: int) -> float:
+    """Seconds for all replicates, from a few of them a scheme: draw, index, average; pool tables, take ACE."""
     start = time.perf_counter()
     for resamples in bootstrap.resamples.values():
-        for replicate in range(LOOPED):
+        for replicate in range(n_looped):
             means, aces = [], []
             for repeat, draws in enumerate(resamples.by_repeat):
                 for weights in draws.weights[draws.replicate == replicate]:
@@ -58,7 +60,7 @@ def looped(scores: CaseScores, bootstrap: Bootstrap) -> float:
                         aces.append(pooled_ace(scores.tables[repeat][p, cases].sum(axis=0)))
             assert np.isfinite(means).all()
             assert np.isfinite(aces).all()
-    return (time.perf_counter() - start) * N_REPLICATES / LOOPED
+    return (time.perf_counter() - start) * N_REPLICATES / n_looped
 
 
 def check(scores: CaseScores, bootstrap: Bootstrap) -> None:
@@ -70,16 +72,22 @@ def check(scores: CaseScores, bootstrap: Bootstrap) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a loop over 2 replicates instead of 20")
+    quick = parser.parse_args().quick
     scores = draw_table()
-    fast, bootstrap = min((vectorised(scores) for _ in range(3)), key=lambda timed: timed[0])
+    runs = (vectorised(scores) for _ in range(1 if quick else 3))
+    fast, bootstrap = min(runs, key=lambda timed: timed[0])
     check(scores, bootstrap)
-    slow = looped(scores, bootstrap)
+    slow = looped(scores, bootstrap, 2 if quick else LOOPED)
     print(
         f"{N_REPLICATES} replicates x {N_PIPELINES} pipelines x {N_REPEATS} x {N_CASES} cases, both schemes, with ACE"
     )
-    print(f"  vectorised          {fast:8.2f} s (best of 3)")
-    print(f"  loop over replicates{slow:8.1f} s (scaled from {LOOPED} replicates a scheme)")
+    print(f"  vectorised          {fast:8.2f} s")
+    print(f"  loop over replicates{slow:8.1f} s (scaled up from a few replicates)")
     print(f"  ratio               {slow / fast:8.0f} x")
+    found = [entry("bootstrap/vectorised", fast, "s"), entry("bootstrap/loop over vectorised", slow / fast, "x")]
+    record(found, quick=quick)
 
 
 if __name__ == "__main__":

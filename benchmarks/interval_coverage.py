@@ -4,7 +4,7 @@ A score is  y(case, repeat) = case effect + fit effect of the repeat + interacti
 Test sets are disjoint, or drawn anew from one pool in every repeat as studies do. ACE is simulated through bin tables
 whose true gap is known. The tables of docs/intervals.md are the output of this script.
 
-    python benchmarks/interval_coverage.py [--simulations 1000] [--replicates 2000]
+    python benchmarks/interval_coverage.py [--simulations 1000] [--replicates 2000] [--quick]
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from _results import Entry, entry, record
 from numpy.typing import NDArray
 
 from segcal.metrics.ace import pooled_ace, resampled_ace, without_gaps
@@ -129,7 +130,7 @@ def simulate_ace(design: Design, gap: float, n_simulations: int, n_replicates: i
     return {name: total / n_simulations for name, total in found.items()}
 
 
-def mean_rows(n_simulations: int, n_replicates: int) -> Iterator[str]:
+def mean_rows(n_simulations: int, n_replicates: int, entries: list[Entry]) -> Iterator[str]:
     yield "| test sets | case effects | fit sd | two_level | by_subject |"
     yield "|---|---|---|---|---|"
     for design in DESIGNS:
@@ -138,10 +139,12 @@ def mean_rows(n_simulations: int, n_replicates: int) -> Iterator[str]:
                 found = simulate_means(design, fit_sd, skewed, n_simulations, n_replicates)
                 shape = "skewed" if skewed else "normal"
                 shares = " | ".join(f"{100 * found[scheme]:.1f}" for scheme in SCHEMES)
+                name = f"interval_coverage/mean, {design.name}, {shape}, fit sd {fit_sd:.1f}"
+                entries += [entry(f"{name}/{scheme}", found[scheme], "share") for scheme in SCHEMES]
                 yield f"| {design.name} | {shape} | {fit_sd:.1f} | {shares} |"
 
 
-def ace_rows(n_simulations: int, n_replicates: int) -> Iterator[str]:
+def ace_rows(n_simulations: int, n_replicates: int, entries: list[Entry]) -> Iterator[str]:
     yield (
         "| test sets | true ACE | mean bias | two_level percentile | two_level basic "
         "| by_subject percentile | by_subject basic | [min, max] over repeats | above noise_limit |"
@@ -152,6 +155,8 @@ def ace_rows(n_simulations: int, n_replicates: int) -> Iterator[str]:
             found = simulate_ace(design, gap, n_simulations, n_replicates)
             names = [f"{scheme} {kind}" for scheme in SCHEMES for kind in ("percentile", "basic")]
             shares = " | ".join(f"{100 * found[name]:.1f}" for name in (*names, "range", "above noise"))
+            name = f"interval_coverage/ACE, {design.name}, true {gap:.2f}"
+            entries += [entry(f"{name}/{what}", found[what], "share") for what in names]
             yield f"| {design.name} | {gap:.2f} | {found['bias']:+.4f} | {shares} |"
 
 
@@ -159,14 +164,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulations", type=int, default=1000, help="a multiple of 100")
     parser.add_argument("--replicates", type=int, default=2000)
+    parser.add_argument("--quick", action="store_true", help="100 simulations of 100 replicates")
     chosen = parser.parse_args()
+    if chosen.quick:
+        chosen.simulations, chosen.replicates = 100, 100
+    entries: list[Entry] = []
     n = BLOCK * max(chosen.simulations // BLOCK, 1)
     error = 100 * math.sqrt(0.95 * 0.05 / n)
     print(f"Coverage in %, nominal 95; {n} simulations a row, Monte-Carlo standard error {error:.1f} at 95 %\n")
-    for rows in (mean_rows(n, chosen.replicates), ace_rows(n, chosen.replicates)):
+    for rows in (mean_rows(n, chosen.replicates, entries), ace_rows(n, chosen.replicates, entries)):
         for row in rows:
             print(row, flush=True)
         print()
+    record(entries, quick=chosen.quick)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 The plain version computes NLL, Brier, Dice, ECE (B = 50), the ACE table (B = 15), class-wise ECE and the band gaps of
 BA-ECE in float64 on whole arrays, without equal-mass ECE, flips or any check. Both run on one thread in this process.
 
-    python benchmarks/metrics.py [--shape 155 240 240] [--classes 5]
+    python benchmarks/metrics.py [--shape 155 240 240] [--classes 5] [--quick]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from _results import entry, record
 from numpy.typing import NDArray
 
 from segcal.metrics import METRICS, CaseFrame, MetricSettings, make_metrics
@@ -77,7 +78,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", type=int, nargs=3, default=[155, 240, 240])
     parser.add_argument("--classes", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="a case of 62 x 96 x 96")
     chosen = parser.parse_args()
+    if chosen.quick:
+        chosen.shape = [62, 96, 96]
     torch.set_num_threads(1)
     probs, labels = draw_case(tuple(chosen.shape), chosen.classes)
     settings = MetricSettings(class_names=tuple(f"class_{c}" for c in range(chosen.classes)))
@@ -99,7 +103,8 @@ def main() -> None:
 
     doubtful = float((probs.amax(dim=0) < 0.98).float().mean())
     print(f"{'x'.join(map(str, chosen.shape))}, C = {chosen.classes}, {100 * doubtful:.1f} % of voxels below 0.98")
-    print(f"  once a case: frame with distance bands {cpu_seconds(build):8.2f} CPU s")
+    framed = cpu_seconds(build)
+    print(f"  once a case: frame with distance bands {framed:8.2f} CPU s")
     all_metrics = cpu_seconds(lambda: run(make_metrics(settings)))
     for name, kind in METRICS.items():
         alone = cpu_seconds(lambda name=name, kind=kind: run(MetricSet({name: kind(settings)})))  # type: ignore[misc]
@@ -108,6 +113,12 @@ def main() -> None:
     print(f"  all metrics of one pipeline            {all_metrics:8.2f} CPU s")
     print(f"  plain numpy, fewer metrics             {plain:8.2f} CPU s")
     print(f"  ratio                                  {plain / all_metrics:8.1f} x")
+    found = [
+        entry("metrics/frame with distance bands cpu", framed, "s"),
+        entry("metrics/all metrics of one pipeline cpu", all_metrics, "s"),
+        entry("metrics/plain numpy over ours", plain / all_metrics, "x"),
+    ]
+    record(found, quick=chosen.quick)
 
 
 if __name__ == "__main__":

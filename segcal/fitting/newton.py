@@ -58,12 +58,17 @@ def minimise(problem: ConvexProblem, start: Vector, lower: Vector, upper: Vector
         if kkt <= TOLERANCE:
             return Minimum(theta, value, kkt, iteration)
         step = _newton_step(theta, gradient, hessian, lower, upper, kkt)
-        moved = _line_search(problem, theta, value, gradient, step, lower, upper)
-        if moved is None:
-            # The objective is flat to rounding: no shorter step can lower it any further.
-            return Minimum(theta, value, kkt, iteration)
-        theta = moved
-        value, gradient, hessian = problem.derivatives(theta)
+        # Full steps are nearly always good enough, so the derivatives there are computed along with the value.
+        candidate = np.clip(theta + step, lower, upper)
+        reached = problem.derivatives(candidate)
+        noise = 1e-14 * max(1.0, abs(value))
+        if reached[0] > value + 1e-4 * float(gradient @ (candidate - theta)) + noise:
+            shorter = _line_search(problem, theta, value, gradient, step, lower, upper)
+            if shorter is None:
+                # The objective is flat to rounding: no shorter step can lower it any further.
+                return Minimum(theta, value, kkt, iteration)
+            candidate, reached = shorter, problem.derivatives(shorter)
+        theta, (value, gradient, hessian) = candidate, reached
     return Minimum(theta, value, kkt_norm(theta, gradient, lower, upper), MAX_ITERATIONS)
 
 
@@ -97,14 +102,16 @@ def _solve(matrix: Vector, right: Vector) -> Vector:
 def _line_search(
     problem: ConvexProblem, theta: Vector, value: float, gradient: Vector, step: Vector, lower: Vector, upper: Vector
 ) -> Vector | None:
-    """Halve the step until the projected point lowers the objective enough (Armijo); None if it never does."""
-    length = 1.0
-    noise = 1e-14 * max(1.0, abs(value))
-    for _ in range(50):
+    """Halve the step, which is too long, until the projected point lowers the objective enough (Armijo).
+
+    None if it never does.
+    """
+    length = 0.5
+    for _ in range(49):
         candidate: NDArray[np.float64] = np.clip(theta + length * step, lower, upper)
         expected = float(gradient @ (candidate - theta))
         reached = problem.value(candidate)
-        if reached <= value + 1e-4 * expected + (noise if length == 1.0 else 0.0):
+        if reached <= value + 1e-4 * expected:
             return candidate
         length *= 0.5
     return None

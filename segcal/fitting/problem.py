@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from segcal.calibrators.affine import AffineCalibrator, AffineDesign, Vector
 from segcal.errors import ParameterError
+from segcal.fitting.curvature import Curvature
 from segcal.fitting.rows import Rows
 
 
@@ -27,7 +29,7 @@ class SoftmaxProblem:
 
     Attributes:
         design: the constant part.
-        blocks: per fixed block of rows: features (n, d) float64, label columns (n,), weights (n,) summing to about 1.
+        blocks: per fixed block of rows: features (d, n) float64, label columns (n,), weights (n,) summing to about 1.
         quadratic: (P, P) dense Q.
         ridge: (P, P) dense.
         linear: (P,), zero but for polishing, where it carries what the sample's gradient lacks.
@@ -47,14 +49,13 @@ class SoftmaxProblem:
         """The data term alone."""
         total = 0.0
         for features, columns, weights in self.blocks:
-            log_q = torch.log_softmax(features @ self._matrix(theta, features), 1)
-            total -= float(weights @ log_q.gather(1, columns.unsqueeze(1)).squeeze(1))
+            total += float(weights @ _softmax(self._matrix(theta, features) @ features, columns).losses)
         return total
 
     def separates(self, theta: Vector) -> bool:
         """Whether the label of every row scores highest: then ever larger weights would fit ever better."""
         return all(
-            bool(((features @ self._matrix(theta, features)).argmax(1) == columns).all())
+            bool(((self._matrix(theta, features) @ features).max(0).indices == columns).all())
             for features, columns, _ in self.blocks
         )
 
@@ -80,6 +81,14 @@ class SoftmaxProblem:
         none = np.zeros(self.design.n_parameters)
         return replace(self, quadratic=quadratic.toarray(), linear=none if linear is None else linear)
 
+    def thinned(self, every: int) -> SoftmaxProblem:
+        """The same problem on every so-manieth row of each block, for a first guess."""
+        blocks = [
+            (features[:, ::every].contiguous(), columns[::every].contiguous(), weights[::every] * every)
+            for features, columns, weights in self.blocks
+        ]
+        return replace(self, blocks=tuple(blocks))
+
     def _penalty(self, theta: Vector) -> float:
         away = theta - self.design.start
         return float(theta @ self.quadratic @ theta + away @ self.ridge @ away + self.linear @ theta)
@@ -88,25 +97,40 @@ class SoftmaxProblem:
         return 2.0 * (self.quadratic @ theta + self.ridge @ (theta - self.design.start)) + self.linear
 
     def _matrix(self, theta: Vector, like: Tensor) -> Tensor:
-        return torch.as_tensor(self.design.matrix(theta)).to(like)
+        """(C, d), what the features are multiplied with."""
+        return torch.as_tensor(self.design.matrix(theta).T.copy()).to(like)
 
     def _sums(self, theta: Vector, *, with_hessian: bool) -> tuple[float, Vector, Vector]:
         d, n_columns = self.design.shape
         value = 0.0
-        gradient = np.zeros((d, n_columns))
-        hessian = np.zeros((d * n_columns, d * n_columns)) if with_hessian else np.zeros((0, 0))
+        gradient = np.zeros((n_columns, d))
+        curvature = Curvature(self.design) if with_hessian else None
         for features, columns, weights in self.blocks:
-            log_q = torch.log_softmax(features @ self._matrix(theta, features), 1)
-            value -= float(weights @ log_q.gather(1, columns.unsqueeze(1)).squeeze(1))
-            weighted = log_q.exp_().mul_(weights.unsqueeze(1))
-            if with_hessian:
-                hessian += _block_hessian(features, weighted, weights).cpu().numpy()
-            residual = weighted.scatter_add(1, columns.unsqueeze(1), -weights.unsqueeze(1))
-            gradient += (features.T @ residual).cpu().numpy()
-        embed = self.design.embed
-        if with_hessian:
-            hessian = np.asarray(embed.T @ np.asarray(embed.T @ hessian).T)
-        return value, np.asarray(embed.T @ gradient.ravel()), hessian
+            softmax = _softmax(self._matrix(theta, features) @ features, columns)
+            value += float(weights @ softmax.losses)
+            weighted = softmax.probs.mul_(weights)
+            if curvature is not None:
+                curvature.add(features, weighted, weights)
+            residual = weighted.scatter_add_(0, columns.unsqueeze(0), -weights.unsqueeze(0))
+            gradient += (residual @ features.T).cpu().numpy()
+        slope = np.asarray(self.design.embed.T @ gradient.T.ravel())
+        return value, slope, np.zeros((0, 0)) if curvature is None else curvature.hessian()
+
+
+class _Softmax(NamedTuple):
+    """Of one block: (C, n) probabilities and (n,) losses of the labels."""
+
+    probs: Tensor
+    losses: Tensor
+
+
+def _softmax(scores: Tensor, columns: Tensor) -> _Softmax:
+    """Softmax over the first axis, in place: one exponential an entry, one logarithm a row."""
+    scores -= scores.amax(0)
+    picked = scores.gather(0, columns.unsqueeze(0)).squeeze(0)
+    probs = scores.exp_()
+    total = probs.sum(0)
+    return _Softmax(probs.div_(total), total.log_().sub_(picked))
 
 
 def softmax_problem(method: type[AffineCalibrator], rows: Rows, penalty: Penalty = Penalty()) -> SoftmaxProblem:
@@ -117,9 +141,7 @@ def softmax_problem(method: type[AffineCalibrator], rows: Rows, penalty: Penalty
     blocks = []
     for part in rows.blocks():
         view = method.view(rows.logits[part].to(torch.float64).T.contiguous(), expert)
-        blocks.append(
-            (view.complete(design).T.contiguous(), view.columns_of(rows.labels[part]), rows.weights[part] * scale)
-        )
+        blocks.append((view.complete(design), view.columns_of(rows.labels[part]), rows.weights[part] * scale))
     nothing = np.zeros((design.n_parameters, design.n_parameters))
     problem = SoftmaxProblem(design, tuple(blocks), nothing, design.ridge.toarray(), nothing[0])
     return problem.with_penalty(penalty)
@@ -133,21 +155,3 @@ def _expert(method: type[AffineCalibrator], rows: Rows) -> int | None:
     if first != last:
         raise ParameterError(f"{method.name}: every predicted class has a problem of its own; use Rows.of_expert")
     return first
-
-
-def _block_hessian(features: Tensor, weighted: Tensor, weights: Tensor) -> Tensor:
-    """(d C, d C) Hessian of the weighted NLL in B: sum_i (diag(w q) - w q q') kron x x'.
-
-    Args:
-        features: (n, d).
-        weighted: (n, C), w_i q_i.
-        weights: (n,), w_i; rows of weight 0 drop out.
-    """
-    d, n_columns = features.shape[1], weighted.shape[1]
-    # z = x kron (w q) / sqrt(w): one symmetric product gives the rank-one part.
-    root = torch.where(weights > 0, weights, torch.ones_like(weights)).rsqrt().unsqueeze(1)
-    z = (features.unsqueeze(2) * (weighted * root).unsqueeze(1)).reshape(-1, d * n_columns)
-    hessian = -(z.T @ z).reshape(d, n_columns, d, n_columns)
-    for column in range(n_columns):
-        hessian[:, column, :, column] += features.T @ (features * weighted[:, column : column + 1])
-    return hessian.reshape(d * n_columns, d * n_columns)

@@ -17,7 +17,7 @@ from segcal.calibrators.affine import AffineCalibrator
 from segcal.calibrators.ensemble_temperature import EnsembleTemperatureScaling
 from segcal.calibrators.matrix import DirichletCalibration, MatrixScaling, VectorScaling
 from segcal.calibrators.temperature import T_MAX, T_MIN, TemperatureScaling
-from segcal.fitting import newton
+from segcal.fitting import exact, newton
 from segcal.fitting.adam import AdamSettings, solve_adam
 from segcal.fitting.exact import KKT_PROMISE, ExactSolver, Solution
 from segcal.fitting.likelihood import Likelihood
@@ -197,6 +197,19 @@ def test_gradient_and_hessian_match_finite_differences(method: str, n_classes: i
     np.testing.assert_allclose(gradient, by_differences, rtol=0, atol=1e-7)
     np.testing.assert_allclose(gradient, problem.value_and_gradient(theta)[1], rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(hessian, np.array(slopes), rtol=0, atol=1e-7)
+
+
+@METHODS
+def test_a_start_from_a_part_of_the_rows_leads_to_the_same_optimum(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = draw_rows(3000, 3)
+    directly = solve(method, rows)
+    monkeypatch.setattr(exact, "MANY_ROWS", 200)
+    by_parts = solve(method, rows)
+
+    assert by_parts.kkt <= KKT_PROMISE
+    assert by_parts.objective == pytest.approx(directly.objective, rel=0, abs=1e-10)
 
 
 @METHODS

@@ -1,0 +1,179 @@
+"""fit, apply and evaluate on BraTS-shaped cases, each against the floor measured in the same run.
+
+Everything runs in a process of its own: CPU seconds (user and system), wall seconds and peak memory are its own, start
+of Python and imports included, in the floor as well. Data are made when missing (13 CPU seconds a case) and kept in
+the folder given, in $SEGCAL_BENCH_DATA, or in the folder for temporary files.
+
+    python benchmarks/brats.py [--quick] [--part fit apply evaluate] [--cases 5 10 20] [--data FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from _brats import BRATS_SHAPE, Shape, brats_manifest, data_folder
+from _children import Cost, script, segcal
+from _results import Entry, entry, record
+
+from segcal.evaluation.study_settings import load_study_settings
+from segcal.types import Kind, Pooling
+
+METHODS = ("ts", "ets", "vs", "ms_c", "dc", "cdc", "cms_ap", "cms_op")
+PARTS = ("fit", "apply", "evaluate")
+SMALL: Shape = (31, 48, 48)
+"""Cases of this shape are enough to have a calibrator of every kind."""
+
+FIT_TARGET, APPLY_TARGET, EVALUATE_TARGET, BANDS_TARGET, MEMORY_TARGET_MB = 2.0, 1.5, 6.0, 0.25, 1500.0
+
+
+@dataclass
+class Bench:
+    """One run: where the data are, how large, and what was found so far."""
+
+    data: Path
+    scratch: Path
+    shape: Shape
+    cases: list[int]
+    n_few: int
+    trials: int
+    entries: list[Entry] = field(default_factory=list)
+
+    def manifest(self, n_cases: int, kind: Kind = "logits") -> Path:
+        return brats_manifest(n_cases, kind=kind, shape=self.shape, folder=self.data)
+
+    def floor(self, n_cases: int, kind: Kind = "logits") -> Cost:
+        cost = script("_floor.py", self.manifest(n_cases, kind))
+        self.show(f"floor, {n_cases} cases of {kind}", cost)
+        return cost
+
+    def show(self, name: str, cost: Cost, floor: Cost | None = None, note: str = "") -> None:
+        ratios = "| | " if floor is None else f"| {cost.cpu_s / floor.cpu_s:.2f} | {cost.wall_s / floor.wall_s:.2f} "
+        row = f"| {name} | {cost.cpu_s:.1f} | {cost.wall_s:.1f} | {cost.peak_mb:.0f} {ratios}| {note} |"
+        print(row, flush=True)
+
+    def keep(self, name: str, cost: Cost, floor: Cost, target: float | None, *, memory: bool = True) -> None:
+        """The entries every measured command has; the target is one of CPU seconds, wall time stands beside it."""
+        self.entries += [
+            entry(f"brats/{name}/cpu", cost.cpu_s, "s"),
+            entry(f"brats/{name}/wall", cost.wall_s, "s"),
+            entry(f"brats/{name}/cpu over floor", cost.cpu_s / floor.cpu_s, "x", target),
+            entry(f"brats/{name}/wall over floor", cost.wall_s / floor.wall_s, "x"),
+            entry(f"brats/{name}/peak memory", cost.peak_mb, "MB", MEMORY_TARGET_MB if memory else None),
+        ]
+
+
+def measure_fit(bench: Bench) -> None:
+    """The curve over the number of cases; the target belongs to the longest."""
+    solving = {}
+    for n_cases in bench.cases:
+        floor = bench.floor(n_cases)
+        out = bench.scratch / f"fit_{n_cases}"
+        manifest = bench.manifest(n_cases)
+        cost = script("_fit.py", manifest, out, "--trials", bench.trials, "--method", *METHODS)
+        said = cost.said()
+        note = f"reading {said['read_cpu_s']:.1f}, solving {said['solve_cpu_s']:.1f} CPU s"
+        bench.show(f"fit {len(METHODS)} methods, {n_cases} cases", cost, floor, note)
+        name = f"fit {n_cases} cases"
+        bench.keep(name, cost, floor, FIT_TARGET if n_cases == max(bench.cases) else None)
+        bench.entries += [entry(f"brats/{name}/{key[:-2]}", value, "s") for key, value in said.items()]
+        solving[n_cases] = said["solve_cpu_s"]
+    most, fewest = max(solving), min(solving)
+    growth = solving[most] / solving[fewest]
+    print(f"solving on {most} cases takes {growth:.2f} times that on {fewest}")
+    bench.entries.append(entry(f"brats/fit/solving {most} over {fewest} cases", growth, "x", 1.25))
+
+
+def measure_apply(bench: Bench) -> None:
+    """float32 and float16 maps, against reading, pooling, packing and writing the same maps."""
+    manifest = bench.manifest(bench.n_few)
+    calibrator = fitted_calibrators(bench)["cms_ap(z)"]
+    for dtype in ("float32", "float16"):
+        out = bench.scratch / f"apply_{dtype}"
+        cost = segcal("apply", calibrator, manifest, "--out", out, "--dtype", dtype, "--quiet")
+        floor = script("_floor.py", manifest, "--maps", out, "--out", bench.scratch / "apply_floor")
+        floor = floor.without(**floor.said())
+        bench.show(f"floor of apply {dtype}, {bench.n_few} cases", floor)
+        bench.show(f"apply cms_ap {dtype}, {bench.n_few} cases", cost, floor)
+        bench.keep(f"apply {dtype}", cost, floor, APPLY_TARGET)
+        shutil.rmtree(out)
+
+
+def measure_evaluate(bench: Bench) -> None:
+    """Every pipeline of SEG Table 4 in one read, all of them together and those without a network of their own."""
+    manifest = bench.manifest(bench.n_few)
+    floor = bench.floor(bench.n_few)
+    bands = script("_bands.py", manifest).said()["cpu_s"]
+    calibrators = fitted_calibrators(bench)
+    voxelwise = {name: path for name, path in calibrators.items() if not name.startswith("lts")}
+    for what, chosen in (("Table 4", calibrators), ("Table 4 without lts", voxelwise)):
+        out = bench.scratch / "evaluate"
+        options = [part for path in chosen.values() for part in ("--calibrator", path)]
+        cost = segcal("evaluate", manifest, "--out", out, "--quiet", *options)
+        note = f"bands {bands:.1f} CPU s"
+        bench.show(f"evaluate {what} ({len(chosen)} + 3), {bench.n_few} cases", cost, floor, note)
+        bench.keep(f"evaluate {what}", cost, floor, EVALUATE_TARGET)
+        bench.entries.append(entry(f"brats/evaluate {what}/share of bands", bands / cost.cpu_s, "", BANDS_TARGET))
+        shutil.rmtree(out)
+
+
+def fitted_calibrators(bench: Bench) -> dict[str, Path]:
+    """A calibrator file for every pipeline of Table 4, fitted on a few small cases; kept beside the data."""
+    home = bench.data / "calibrators"
+    wanted: dict[Pooling, list[str]] = {}
+    for pipeline in load_study_settings("paper").pipelines:
+        wanted.setdefault(pipeline.pooling, []).append(pipeline.method)
+    found = {}
+    for pooling, methods in wanted.items():
+        paths = {method: home / pooling / f"{method}.safetensors" for method in methods}
+        if not all(path.is_file() for path in paths.values()):
+            small = brats_manifest(3, shape=SMALL, folder=bench.data)
+            options = ("--trials", 1, "--max-patches", 64, "--pooling", pooling)
+            script("_fit.py", small, home / pooling, *options, "--method", *methods)
+        found.update({f"{method}({pooling[0].replace('l', 'z')})": path for method, path in paths.items()})
+    return found
+
+
+STEPS: dict[str, Callable[[Bench], None]] = {
+    "fit": measure_fit,
+    "apply": measure_apply,
+    "evaluate": measure_evaluate,
+}
+
+
+def main(arguments: Iterable[str] | None = None) -> None:
+    """Print one table and write the entries."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small and few cases: shows that it runs, not how fast")
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--cases", type=int, nargs="+", help="of the fit (5 10 20)")
+    parser.add_argument("--few", type=int, help="cases of apply and evaluate (3)")
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--shape", type=int, nargs=3)
+    parser.add_argument("--data", type=Path)
+    options = parser.parse_args(None if arguments is None else list(arguments))
+    quick = options.quick
+    shape: Shape = tuple(options.shape or ((62, 96, 96) if quick else BRATS_SHAPE))
+    with TemporaryDirectory(prefix="segcal-bench-") as scratch:
+        bench = Bench(
+            data=data_folder(options.data),
+            scratch=Path(scratch),
+            shape=shape,
+            cases=sorted(options.cases or ([2, 4] if quick else [5, 10, 20])),
+            n_few=options.few or (1 if quick else 3),
+            trials=options.trials,
+        )
+        bench.manifest(max(*bench.cases, bench.n_few))  # data are made before anything is measured
+        print(f"{'x'.join(map(str, shape))}, 5 classes, 5 members, float16 logits")
+        print("| what | CPU s | wall s | peak MB | CPU / floor | wall / floor | note |\n|---|---|---|---|---|---|---|")
+        for part in options.part:
+            STEPS[part](bench)
+        record(bench.entries, quick=quick)
+
+
+if __name__ == "__main__":
+    main()
