@@ -9,20 +9,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from segcal.classification.data import ScoreData, load_data
     from segcal.classification.estimator import ScoreCalibrator
     from segcal.classification.files import FittedMethod, fit, load
     from segcal.classification.methods import METHODS
+    from segcal.classification.running import apply, evaluate, fit_methods
     from segcal.classification.samples import Samples
 
-__all__ = ["METHODS", "FittedMethod", "Samples", "ScoreCalibrator", "fit", "load"]
+__all__ = [
+    "METHODS",
+    "FittedMethod",
+    "Samples",
+    "ScoreCalibrator",
+    "ScoreData",
+    "apply",
+    "evaluate",
+    "fit",
+    "fit_methods",
+    "load",
+    "load_data",
+]
 
 _HOME = {
     "FittedMethod": "files",
     "METHODS": "methods",
     "Samples": "samples",
     "ScoreCalibrator": "estimator",
+    "ScoreData": "data",
+    "apply": "running",
+    "evaluate": "running",
     "fit": "files",
+    "fit_methods": "running",
     "load": "files",
+    "load_data": "data",
 }
 
 

@@ -16,10 +16,13 @@ from torch import Tensor
 import segcal
 from segcal.calibrators.base import Preserves
 from segcal.classification.data import ScoreData
-from segcal.classification.intervals import COMPARED, RowBootstrap
-from segcal.classification.metrics import METRICS, OOD_METRICS, RowTables, ScoredRows, measure_ood
+from segcal.classification.intervals import COMPARED, NO_INTERVAL, RowBootstrap
+from segcal.classification.metrics import LOCAL_METRICS, METRICS, OOD_METRICS, RowTables, ScoredRows, measure_ood
+from segcal.classification.metrics.local import local_errors
 from segcal.classification.metrics.tables import N_BINS, row_nll
+from segcal.classification.principal import Standardiser, principal_axes
 from segcal.classification.row_warnings import row_warnings
+from segcal.classification.samples import Samples
 from segcal.classification.tables import class_csv, latex_table, markdown_table
 from segcal.errors import DataError, UsageError
 from segcal.evaluation.summary import BootstrapSettings, to_json
@@ -29,6 +32,8 @@ from segcal.io.atomic import atomic_write, write_text_atomic
 from segcal.metrics.summary import json_number
 
 UNCALIBRATED = "uncalibrated"
+MOST_LOCAL_ROWS = 20_000
+"""Local errors look at all pairs of rows; with more rows than this they are left out, and the summary says so."""
 SUMMARY_FILE, BINS_FILE, ROWS_FILE, PAGE_FILE = "summary.json", "bins.npz", "rows.npz", "report.html"
 
 
@@ -119,9 +124,10 @@ def evaluate_pipelines(
     drawn = RowBootstrap(scored, UNCALIBRATED, data.known_subjects, n_bins=n_bins, how=how)
     tables = {name: RowTables.of(rows, n_bins) for name, rows in scored.items()}
     names = _class_names(class_names, data.samples.n_classes)
+    local = _local_metrics(data.known, scored, n_bins)
     summary = {
         "run": "classify",
-        "pipelines": [_entry(p, drawn, tables[p.name], scored[p.name], data, names) for p in every],
+        "pipelines": [_entry(p, drawn, tables[p.name], scored[p.name], data, names, local[p.name]) for p in every],
         "differences": _differences(every, drawn),
         "n_rows": int(known.sum()),
         "n_cases": int(known.sum()),
@@ -179,11 +185,13 @@ def _entry(
     rows: ScoredRows,
     data: ScoreData,
     names: Sequence[str],
+    local: Mapping[str, Any],
 ) -> dict[str, Any]:
     metrics = {metric: drawn.estimate(pipeline.name, metric) for metric in (*METRICS, "flip")}
     if data.ood is not None:
         found = measure_ood(pipeline.probabilities.numpy().max(axis=1), data.ood)
-        metrics |= {name: {"mean": json_number(found[name]), "low": None, "high": None} for name in OOD_METRICS}
+        metrics |= {name: _without(found[name], NO_INTERVAL) for name in OOD_METRICS}
+    metrics |= local
     return {
         "name": pipeline.name,
         "method": pipeline.method,
@@ -197,6 +205,29 @@ def _entry(
         "metrics": metrics,
         "classes": _class_entries(tables, rows, names),
     }
+
+
+def _local_metrics(known: Samples, scored: Mapping[str, ScoredRows], n_bins: int) -> dict[str, dict[str, Any]]:
+    """LCE and MLCE in one feature space for all pipelines: the principal components of the features measured."""
+    if known.features is None:
+        return {name: {} for name in scored}
+    if known.n_rows > MOST_LOCAL_ROWS:
+        reason = f"not measured: {known.n_rows:,} rows, and the time grows with their square"
+        return {name: dict.fromkeys(LOCAL_METRICS, _without(None, reason)) for name in scored}
+    points = Standardiser.fit(known.features)(known.features, "lce")
+    points = points @ principal_axes(points).to(points.dtype)
+    found = {}
+    for name, rows in scored.items():
+        errors = local_errors(
+            torch.from_numpy(rows.probabilities), torch.from_numpy(rows.labels), points, n_bins=n_bins
+        )
+        found[name] = {"lce": _without(errors.lce, NO_INTERVAL), "mlce": _without(errors.mlce, NO_INTERVAL)}
+    return found
+
+
+def _without(value: float | None, reason: str) -> dict[str, Any]:
+    """A number that has no interval, as summary.json has it."""
+    return {"mean": None if value is None else json_number(value), "low": None, "high": None, "reason": reason}
 
 
 def _class_entries(tables: RowTables, rows: ScoredRows, names: Sequence[str]) -> list[dict[str, Any]]:

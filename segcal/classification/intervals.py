@@ -17,7 +17,7 @@ from segcal.evaluation.summary import BootstrapSettings
 from segcal.metrics.summary import json_number
 
 COMPARED = ("nll", "brier", "accuracy", "ece", "adaptive_ece", "classwise_ece")
-NO_INTERVAL = "no interval: the metric needs the order of all rows, which a table of bins does not keep"
+NO_INTERVAL = "no interval: the metric needs all rows at once, which tables of bins do not keep"
 
 
 def _hits(rows: ScoredRows) -> Floats:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from segcal.classification.diagrams import class_diagrams, overall_diagram, single_diagrams, stated_rows
 from segcal.classification.intervals import COMPARED
-from segcal.classification.metrics import METRICS, OOD_METRICS
+from segcal.classification.metrics import LOCAL_METRICS, METRICS, OOD_METRICS
 from segcal.classification.tables import HEADLINE, TITLES, resampled_words
 from segcal.classification.verdicts import row_verdicts
 from segcal.errors import FileFormatError, MissingFileError
@@ -28,7 +28,8 @@ from segcal.report.verdict import overview
 from segcal.report.wording import DASH, MEASURES, count, listing, number
 
 SHOWN_CLASSES = 30
-OTHERS = tuple(name for name in (*METRICS, *OOD_METRICS) if name not in HEADLINE)
+EVERY = {**METRICS, **OOD_METRICS, **LOCAL_METRICS}
+OTHERS = tuple(name for name in EVERY if name not in HEADLINE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,7 +198,7 @@ def _other_rows(roles: Roles) -> list[dict[str, Any]]:
     for metric in OTHERS:
         values = [p["metrics"].get(metric) for p in roles.main]
         if any(value is not None for value in values):
-            words = {**METRICS, **OOD_METRICS}[metric]
+            words = EVERY[metric]
             rows.append({"metric": metric, "words": words.words, "better": words.better, "cells": _cells(values)})
     return rows
 
@@ -244,13 +245,14 @@ def _definitions(summary: Mapping[str, Any], level: str) -> list[tuple[str, str]
         ("adaptive ECE", f"The same in {bins} bins of equally many rows."),
         ("class-wise ECE", "The ECE of every class's own probability against its frequency, plain mean over classes."),
         ("changed", f"The {_CHANGED}; a dash where the method cannot change it."),
-        *((name, metric.words) for name, metric in {**METRICS, **OOD_METRICS}.items() if name in OTHERS),
+        *((name, metric.words) for name, metric in EVERY.items() if name in OTHERS),
         (
             "intervals",
             f"{level}, {summary['n_bootstrap']:,} bootstrap replicates over {resampled_words(summary)}, the same for "
             "all pipelines. Percentile for means over rows; basic (reflected) for calibration errors, which cannot be "
-            "negative and rise with noise. The order-based metrics (label-binned, marginal, sweep, KS, AURC, "
-            "out-of-distribution) have none.",
+            "negative and rise with noise; such an interval may lie below the value, which carries that noise. "
+            "Metrics that need all rows at once (label-binned, marginal, sweep, KS, AURC, "
+            "out-of-distribution, local) have none.",
         ),
     ]
 

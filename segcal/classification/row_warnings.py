@@ -68,7 +68,7 @@ def _duplicates(rows: ScoredRows) -> list[str]:
 
 def _impossible(tables: Mapping[str, RowTables]) -> list[str]:
     return [
-        f"{name}: {table.n_floored:,} rows give their label a probability below 1.2e-38; it counts as that in the NLL, "
+        f"{name}: {table.n_floored:,} rows give their label the probability 0; in the NLL it counts as 1.2e-38, "
         "87.3 nats each."
         for name, table in tables.items()
         if table.n_floored

@@ -109,6 +109,12 @@ OOD_METRICS: dict[str, RowMetric] = {
 }
 """Metrics of known and foreign rows together; they need the key `ood`."""
 
+LOCAL_METRICS: dict[str, RowMetric] = {
+    "lce": RowMetric("local error, VQ eq. 67: mean over rows of the error among rows with similar features"),
+    "mlce": RowMetric("local error, VQ eq. 68: the largest of them, up to 2"),
+}
+"""Metrics of rows with features (segcal.classification.metrics.local); time grows with the square of the rows."""
+
 
 def measure(rows: ScoredRows, names: Iterable[str] | None = None, *, n_bins: int = N_BINS) -> dict[str, float]:
     """Metrics of rows by name; all of METRICS by default."""
@@ -132,4 +138,13 @@ def measure_ood(confidence: ArrayLike, ood: ArrayLike) -> dict[str, float]:
     return {"ood_auroc": ood_auroc(scores, foreign), "ood_fpr95": ood_fpr(scores, foreign)}
 
 
-__all__ = ["METRICS", "OOD_METRICS", "RowMetric", "RowTables", "ScoredRows", "measure", "measure_ood"]
+__all__ = [
+    "LOCAL_METRICS",
+    "METRICS",
+    "OOD_METRICS",
+    "RowMetric",
+    "RowTables",
+    "ScoredRows",
+    "measure",
+    "measure_ood",
+]

@@ -24,6 +24,7 @@ from segcal.metrics.fixed_point import CHUNK_VOXELS, from_units
 from segcal.metrics.nll import PROBABILITY_FLOOR
 
 N_BINS = 15
+_AT_FLOOR = PROBABILITY_FLOOR * (1 + 1e-9)  # zeros of a file were raised to the floor and went through a softmax
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +34,7 @@ class RowTables:
     Attributes:
         n_rows, n_hits: rows, and those predicted right.
         nll, brier: sums in units of segcal.metrics.fixed_point.
-        n_floored: rows whose label had a probability below PROBABILITY_FLOOR; it was raised to it in the NLL.
+        n_floored: rows whose label had no probability to speak of: PROBABILITY_FLOOR, to which it is raised, or less.
         top_label: (B,) tables of the confidence.
         by_class: (C, B) tables of every class's own probability.
     """
@@ -56,7 +57,7 @@ class RowTables:
             n_hits=int(rows.hit.sum()),
             nll=_total(row_nll(rows)),
             brier=_total(row_brier(rows)),
-            n_floored=int((rows.label_probability < PROBABILITY_FLOOR).sum()),
+            n_floored=int((rows.label_probability <= _AT_FLOOR).sum()),
             top_label=_top_label(rows, n_bins),
             by_class=_by_class(rows, n_bins),
         )
