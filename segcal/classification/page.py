@@ -16,11 +16,10 @@ from segcal.classification.diagrams import class_diagrams, overall_diagram, sing
 from segcal.classification.intervals import COMPARED
 from segcal.classification.metrics import LOCAL_METRICS, METRICS, OOD_METRICS
 from segcal.classification.tables import HEADLINE, TITLES, resampled_words
-from segcal.classification.verdicts import row_verdicts
+from segcal.classification.verdicts import RowCompared, is_noise, row_verdicts
 from segcal.errors import FileFormatError, MissingFileError
 from segcal.io.archive import read_npz_array
 from segcal.report.cautions import FEW_SUBJECTS, Caution
-from segcal.report.comparisons import Compared
 from segcal.report.render import render
 from segcal.report.result_tables import difference_rows, result_rows
 from segcal.report.roles import Roles, assign_roles
@@ -42,12 +41,14 @@ class RowResults:
     classwise: NDArray[np.float64]
     digests: Mapping[str, str]
 
-    def find(self, first: str, second: str, column: str) -> Compared | None:
+    def find(self, first: str, second: str, column: str) -> RowCompared | None:
         """The paired difference as the summary has it; rows have one interval, which stands for both schemes."""
+        noise = {p["name"]: is_noise(p, column) for p in self.summary["pipelines"]}
         for entry in self.summary["differences"]:
             if (entry["first"], entry["second"], entry["metric"]) == (first, second, column):
-                compared = Compared.from_entry(entry, int(self.summary["resampled"]["n"]))
-                return replace(compared, subject_low=compared.low, subject_high=compared.high)
+                both = {**entry, "by_subject": {"low": entry["low"], "high": entry["high"]}}
+                compared = RowCompared.from_entry(both, int(self.summary["resampled"]["n"]))
+                return replace(compared, first_is_noise=noise[first], second_is_noise=noise[second])
         return None
 
 

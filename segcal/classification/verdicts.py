@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from segcal.classification.intervals import COMPARED
-from segcal.report.comparisons import MIN_SUBJECTS
+from segcal.report.comparisons import MIN_SUBJECTS, Compared, State
 from segcal.report.roles import Roles
 from segcal.report.verdict import Evidence, Outcome, Verdict
 from segcal.report.wording import MEASURES, difference_interval, listing, number, signed
@@ -17,6 +18,32 @@ if TYPE_CHECKING:
 JUDGED = tuple(column for column in COMPARED if column != "accuracy")
 """What the quality of probabilities is judged by; accuracy judges the decision."""
 _ERRORS = ("ece", "adaptive_ece", "classwise_ece")
+
+
+@dataclass(frozen=True, slots=True)
+class RowCompared(Compared):
+    """A difference of rows, which knows whether either side is an error that cannot be told from 0.
+
+    The difference to such an error is biased (docs/classification_metrics.md gives the measured coverage), so nothing
+    is called better than what is perhaps perfect, and nothing that is perhaps perfect is called worse.
+    """
+
+    first_is_noise: bool = False
+    second_is_noise: bool = False
+
+    @property
+    def state(self) -> State:
+        found: State = Compared.state.__get__(self)
+        undecided = (found == "better" and self.second_is_noise) or (found == "worse" and self.first_is_noise)
+        return "open" if undecided else found
+
+
+def is_noise(pipeline: Mapping[str, Any], column: str) -> bool:
+    """Whether a calibration error lies below what noise alone makes of a perfectly calibrated pipeline."""
+    values = pipeline["metrics"][column]
+    return (
+        values["mean"] is not None and values.get("noise_limit") is not None and values["mean"] <= values["noise_limit"]
+    )
 
 
 def row_verdicts(results: RowResults, roles: Roles) -> list[Verdict]:
@@ -42,17 +69,7 @@ def _evidence(
     if compared is None:
         return None
     before, after = (p["metrics"][column]["mean"] for p in (base, pipeline))
-    # Two errors that cannot be told from 0 must not be ranked by them.
-    noise = column in _ERRORS and all(_is_noise(p, column) for p in (base, pipeline))
-    state = "open" if noise and compared.state in ("better", "worse") else compared.state
-    return Evidence(column, before, after, compared, state)
-
-
-def _is_noise(pipeline: Mapping[str, Any], column: str) -> bool:
-    values = pipeline["metrics"][column]
-    return (
-        values["mean"] is not None and values.get("noise_limit") is not None and values["mean"] <= values["noise_limit"]
-    )
+    return Evidence(column, before, after, compared, compared.state)
 
 
 def _outcome(evidence: Sequence[Evidence], accuracy: Evidence | None) -> Outcome:
@@ -90,7 +107,7 @@ def _sentences(pipeline: Mapping[str, Any], accuracy: Evidence | None) -> list[s
             interval = difference_interval(accuracy.compared.low, accuracy.compared.high, "accuracy")
             text += f"; accuracy changes by {signed(accuracy.compared.difference, 'accuracy')} ({interval}) points"
         found.append(text + ".")
-    noisy = [MEASURES[column].short for column in _ERRORS if _is_noise(pipeline, column)]
+    noisy = [MEASURES[column].short for column in _ERRORS if is_noise(pipeline, column)]
     if noisy:
         found.append(f"What is left of {listing(noisy)} cannot be told from noise on so many rows.")
     return found
