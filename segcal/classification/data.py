@@ -64,7 +64,7 @@ class ScoreData:
     @property
     def known(self) -> Samples:
         """The rows that belong to a class: those to fit on and to measure calibration with."""
-        return self.samples if self.ood is None else self.samples.rows(torch.from_numpy(~self.ood))
+        return self.samples if self.ood is None else self.samples.rows(torch.as_tensor(~self.ood, device="cpu"))
 
     @property
     def known_subjects(self) -> NDArray[np.int64] | None:
@@ -179,12 +179,12 @@ def _check_names(place: Path, names: list[str], what: str) -> None:
 
 def _checked(name: str, layout: Layout, arrays: Mapping[str, AnyArray]) -> ScoreData:
     kind = _kind(arrays)
-    scores = torch.from_numpy(np.ascontiguousarray(arrays[kind]))
+    scores = torch.as_tensor(np.ascontiguousarray(arrays[kind]), device="cpu")
     n = len(scores) if scores.ndim else 0
     ood = _ood(arrays["ood"], n) if "ood" in arrays else None
     subjects = _subjects(arrays["subject"], n) if "subject" in arrays else None
     labels = _labels(arrays["labels"], ood, n) if "labels" in arrays else None
-    features = torch.from_numpy(np.ascontiguousarray(arrays["features"])) if "features" in arrays else None
+    features = torch.as_tensor(np.ascontiguousarray(arrays["features"]), device="cpu") if "features" in arrays else None
     samples = Samples.of(scores, labels, features, kind=kind)
     if not n:
         raise DataError("there is no row in it")
@@ -225,7 +225,7 @@ def _labels(values: AnyArray, ood: NDArray[np.bool_] | None, n: int) -> torch.Te
         values = values.astype(np.int64)
     if ood is not None and values.shape == (n,) and values.dtype.kind == "i":
         values = np.where(ood, 0, values)
-    return torch.from_numpy(np.ascontiguousarray(values))
+    return torch.as_tensor(np.ascontiguousarray(values), device="cpu")
 
 
 def _sha256(arrays: Mapping[str, AnyArray]) -> str:

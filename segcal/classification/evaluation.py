@@ -219,7 +219,10 @@ def _local_metrics(known: Samples, scored: Mapping[str, ScoredRows], n_bins: int
     found = {}
     for name, rows in scored.items():
         errors = local_errors(
-            torch.from_numpy(rows.probabilities), torch.from_numpy(rows.labels), points, n_bins=n_bins
+            torch.as_tensor(rows.probabilities, device="cpu"),
+            torch.as_tensor(rows.labels, device="cpu"),
+            points,
+            n_bins=n_bins,
         )
         found[name] = {"lce": _without(errors.lce, NO_INTERVAL), "mlce": _without(errors.mlce, NO_INTERVAL)}
     return found
