@@ -1,6 +1,6 @@
 """Every post-hoc method on real classifiers: fitted on one half of the CIFAR test sets, measured on the other.
 
-    python benchmarks/classifiers.py [--seeds 5] [--netcal PYTHON] [--only lenet5_cifar10]
+    python benchmarks/classifiers.py [--seeds 5] [--netcal PYTHON] [--only lenet5_cifar10] [--trials N] [--skip KEY …]
 
 The data are those of the tests (`SEGCAL_SHARED_DATA`, or `shared/data` beside the checkout). `--netcal` names an
 interpreter that has netcal installed; without it that column is left out. Prints the tables of docs/classification.md.
@@ -24,6 +24,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 
+from segcal.classification.files import settings_of
 from segcal.classification.methods import METHODS
 from segcal.classification.samples import Samples
 from segcal.errors import SegcalError
@@ -95,7 +96,7 @@ def netcal(python: str, fit: Samples, test: Samples) -> dict[str, NDArray[np.flo
         return dict(np.load(target))
 
 
-def run(name: str, seeds: int, python: str | None) -> None:
+def run(name: str, seeds: int, python: str | None, trials: int | None, skip: list[str]) -> None:
     data = np.load(DATA / f"{name}.npz")
     samples = Samples.of(torch.tensor(data["probabilities"]), torch.tensor(data["labels"]), kind="probabilities")
     results: dict[tuple[str, str], list[Row]] = defaultdict(list)
@@ -106,8 +107,10 @@ def run(name: str, seeds: int, python: str | None) -> None:
         fit, test = samples.rows(drawn[: len(drawn) // 2]), samples.rows(drawn[len(drawn) // 2 :])
         labels = test.known_labels.numpy()
         for key, (method, settings) in CASES.items():
-            if key in refused:
+            if key in refused or key in skip:
                 continue
+            if trials is not None and "trials" in settings_of(METHODS[method]):
+                settings = {**settings, "trials": trials}
             begin = time.process_time()
             try:
                 fitted = METHODS[method].fit(fit, seed=seed, **settings)
@@ -160,12 +163,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--netcal", help="python of an environment with netcal")
     parser.add_argument("--only", choices=FILES)
+    parser.add_argument("--trials", type=int, help="of λ and µ; by default what a fit does")
+    # On probabilities ms is dc: the logarithms of probabilities are already canonical.
+    parser.add_argument("--skip", nargs="*", default=["ms"], help="methods to leave out")
     chosen = parser.parse_args()
     if not DATA.is_dir():
         print(f"skipped: no such folder {DATA}; set SEGCAL_SHARED_DATA")
         return
     for name in FILES if chosen.only is None else [chosen.only]:
-        run(name, chosen.seeds, chosen.netcal)
+        run(name, chosen.seeds, chosen.netcal, chosen.trials, chosen.skip)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,9 @@ class HistogramBinning(RowMethod):
             inside = np.bincount(index, (labels == k).numpy(), minlength=bins)
             centres = (np.arange(bins) + 0.5) / bins
             shares[k] = np.where(total > 0, inside / np.maximum(total, 1), centres)
-        return cls(torch.as_tensor(edges), torch.as_tensor(np.clip(shares, lowest, 1 - lowest)))
+        return cls(
+            torch.as_tensor(edges, device="cpu"), torch.as_tensor(np.clip(shares, lowest, 1 - lowest), device="cpu")
+        )
 
     def probabilities(self, samples: Samples) -> Tensor:
         probs = log_probabilities(samples).exp()
@@ -101,7 +103,7 @@ class HistogramBinning(RowMethod):
 
 
 def _equal_mass(values: NDArray[np.float64], bins: int) -> NDArray[np.float64]:
-    """Edges half way between neighbours in rank at n/B, 2n/B, …; a cut through equal values moves to where they begin."""
+    """Edges half way between neighbours in rank at n/B, 2n/B, …; a cut through equal values moves to their begin."""
     ranked = np.sort(values)
     cuts = np.round(np.arange(1, bins) * len(ranked) / bins).astype(np.int64)
     cuts = cuts[(cuts > 0) & (cuts < len(ranked))]

@@ -117,7 +117,7 @@ class MetaMiscoverage(_Meta):
         right = (samples.decision == labels).nonzero().squeeze(1).numpy()
         n_threshold = _checked_rows(threshold_rows, len(right), cls.name)
         chosen = np.random.default_rng(seed).permutation(right)[:n_threshold]
-        ranked = np.sort(entropy(samples.rows(torch.as_tensor(chosen))).numpy())
+        ranked = np.sort(entropy(samples.rows(torch.as_tensor(chosen, device="cpu"))).numpy())
         k = ceil((1 - miscoverage) * (n_threshold + 1) - 1e-9)
         values = {"miscoverage": miscoverage, "threshold_rows": n_threshold}
         rest = samples.rows(_without(chosen, samples.n_rows))
@@ -179,8 +179,8 @@ class MetaAccuracy(_Meta):
         target = min(wanted, float(reached.max()))
         if accuracy is not None and target < accuracy:
             raise DataError(
-                f"{cls.name}: an accuracy of {accuracy:.4g} is out of reach on the {n_threshold} rows that decide; the most "
-                f"they allow is {target:.4g}. Lower `accuracy`, raise `threshold_rows`, or give more rows."
+                f"{cls.name}: an accuracy of {accuracy:.4g} is out of reach on the {n_threshold} rows that decide; "
+                f"the most they allow is {target:.4g}. Lower `accuracy`, raise `threshold_rows`, or give more rows."
             )
         threshold = _interpolated(tops, reached, target) if confidence is None else tops[reached >= target].max()
         values = {"accuracy": target, "confidence": confidence, "threshold_rows": n_threshold}
@@ -209,7 +209,7 @@ def _checked_rows(asked: int | None, available: int, method: str) -> int:
 def _without(chosen: NDArray[np.int64], n_rows: int) -> Tensor:
     kept = np.ones(n_rows, dtype=bool)
     kept[chosen] = False
-    return torch.as_tensor(kept.nonzero()[0])
+    return torch.as_tensor(kept.nonzero()[0], device="cpu")
 
 
 def _bounded(
@@ -240,7 +240,7 @@ def _plug_in(scores: NDArray[np.float64], hits: NDArray[np.float64]) -> tuple[ND
 
 
 def _interpolated(entropies: NDArray[np.float64], running: NDArray[np.float64], target: float) -> float:
-    """The entropy at which the running accuracy equals the target, by isotonic regression; no limit if it stays above."""
+    """The entropy where the running accuracy equals the target, by isotonic regression; no limit if it stays above."""
     if target <= running[-1]:
         return np.inf
     model = IsotonicRegression(increasing=False, out_of_bounds="clip").fit(running, entropies)
