@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -86,11 +87,16 @@ def scikit_learn(fit: Samples, test: Samples) -> dict[str, NDArray[np.float64]]:
     return found
 
 
-def netcal(python: str, fit: Samples, test: Samples) -> dict[str, NDArray[np.float64]]:
+Halves = tuple[Samples, Samples]
+
+
+def netcal(python: str, halves: list[Halves]) -> dict[str, NDArray[np.float64]]:
+    """Probabilities by "seed/method"; one process for all seeds, because its imports take longer than its fits."""
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "in.npz", Path(folder) / "out.npz"
-        probs = [torch.softmax(part.logits, 1).numpy() for part in (fit, test)]
-        np.savez(source, fit_probs=probs[0], test_probs=probs[1], fit_labels=fit.known_labels.numpy())
+        fit, test = (np.stack([torch.softmax(pair[k].logits, 1).numpy() for pair in halves]) for k in (0, 1))
+        labels = np.stack([pair[0].known_labels.numpy() for pair in halves])
+        np.savez(source, fit_probs=fit, test_probs=test, fit_labels=labels)
         script = Path(__file__).with_name("_netcal_rows.py")
         subprocess.run([python, str(script), str(source), str(target)], check=True, capture_output=True)
         return dict(np.load(target))
@@ -102,9 +108,11 @@ def run(name: str, seeds: int, python: str | None, trials: int | None, skip: lis
     results: dict[tuple[str, str], list[Row]] = defaultdict(list)
     seconds: dict[str, float] = defaultdict(float)
     refused: dict[str, str] = {}
+    halves: list[Halves] = []
     for seed in range(seeds):
         drawn = torch.as_tensor(np.random.default_rng(seed).permutation(samples.n_rows))
         fit, test = samples.rows(drawn[: len(drawn) // 2]), samples.rows(drawn[len(drawn) // 2 :])
+        halves.append((fit, test))
         labels = test.known_labels.numpy()
         for key, (method, settings) in CASES.items():
             if key in refused or key in skip:
@@ -121,9 +129,10 @@ def run(name: str, seeds: int, python: str | None, trials: int | None, skip: lis
             results[key, "segcal"].append(measure(fitted.probabilities(test).numpy(), labels))
         for key, probs in scikit_learn(fit, test).items():
             results[key, "scikit-learn"].append(measure(probs, labels))
-        if python is not None:
-            for key, probs in netcal(python, fit, test).items():
-                results[key, "netcal"].append(measure(probs, labels))
+        print(f"{name}: seed {seed} done", file=sys.stderr, flush=True)
+    for key, probs in (netcal(python, halves) if python is not None else {}).items():
+        seed, _, method = key.partition("/")
+        results[method, "netcal"].append(measure(probs, halves[int(seed)][1].known_labels.numpy()))
     show(name, results, seconds, refused)
 
 
