@@ -15,20 +15,20 @@ from netcal.scaling import BetaCalibration, LogisticCalibration, TemperatureScal
 
 def main(source: str, target: str) -> None:
     data = np.load(source)
-    # float64: with float32 netcal's finite differences vanish and every scaling stays at the identity.
-    fit_probs, test_probs = (data[name].astype(np.float64) for name in ("fit_probs", "test_probs"))
-    labels = data["fit_labels"]
-    models = {
-        "ts": TemperatureScaling(),
-        "isotonic": IsotonicRegression(),
-        "histogram, equal width": HistogramBinning(bins=15),  # it has no other
-    }
-    if fit_probs.shape[1] <= 10:  # its finite differences take minutes at 100 classes
-        models |= {"vs": LogisticCalibration(), "beta": BetaCalibration()}
     found = {}
-    for name, model in models.items():
-        model.fit(fit_probs, labels)
-        found[name] = model.transform(test_probs)
+    for seed in range(len(data["fit_labels"])):
+        # float64: with float32 netcal's finite differences vanish and every scaling stays at the identity.
+        fit_probs, test_probs = (data[name][seed].astype(np.float64) for name in ("fit_probs", "test_probs"))
+        models = {
+            "ts": TemperatureScaling(),
+            "isotonic": IsotonicRegression(),
+            "histogram, equal width": HistogramBinning(bins=15),  # it has no other
+        }
+        if fit_probs.shape[1] <= 10:  # its finite differences take minutes at 100 classes
+            models |= {"vs": LogisticCalibration(), "beta": BetaCalibration()}
+        for name, model in models.items():
+            model.fit(fit_probs, data["fit_labels"][seed])
+            found[f"{seed}/{name}"] = model.transform(test_probs)
     np.savez(target, **found)
 
 

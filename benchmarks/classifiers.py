@@ -1,6 +1,6 @@
 """Every post-hoc method on real classifiers: fitted on one half of the CIFAR test sets, measured on the other.
 
-    python benchmarks/classifiers.py [--seeds 5] [--netcal PYTHON] [--only lenet5_cifar10]
+    python benchmarks/classifiers.py [--seeds 5] [--netcal PYTHON] [--only lenet5_cifar10] [--trials N] [--skip KEY …]
 
 The data are those of the tests (`SEGCAL_SHARED_DATA`, or `shared/data` beside the checkout). `--netcal` names an
 interpreter that has netcal installed; without it that column is left out. Prints the tables of docs/classification.md.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -24,6 +25,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 
+from segcal.classification.files import settings_of
 from segcal.classification.methods import METHODS
 from segcal.classification.samples import Samples
 from segcal.errors import SegcalError
@@ -85,29 +87,38 @@ def scikit_learn(fit: Samples, test: Samples) -> dict[str, NDArray[np.float64]]:
     return found
 
 
-def netcal(python: str, fit: Samples, test: Samples) -> dict[str, NDArray[np.float64]]:
+Halves = tuple[Samples, Samples]
+
+
+def netcal(python: str, halves: list[Halves]) -> dict[str, NDArray[np.float64]]:
+    """Probabilities by "seed/method"; one process for all seeds, because its imports take longer than its fits."""
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "in.npz", Path(folder) / "out.npz"
-        probs = [torch.softmax(part.logits, 1).numpy() for part in (fit, test)]
-        np.savez(source, fit_probs=probs[0], test_probs=probs[1], fit_labels=fit.known_labels.numpy())
+        fit, test = (np.stack([torch.softmax(pair[k].logits, 1).numpy() for pair in halves]) for k in (0, 1))
+        labels = np.stack([pair[0].known_labels.numpy() for pair in halves])
+        np.savez(source, fit_probs=fit, test_probs=test, fit_labels=labels)
         script = Path(__file__).with_name("_netcal_rows.py")
         subprocess.run([python, str(script), str(source), str(target)], check=True, capture_output=True)
         return dict(np.load(target))
 
 
-def run(name: str, seeds: int, python: str | None) -> None:
+def run(name: str, seeds: int, python: str | None, trials: int | None, skip: list[str]) -> None:
     data = np.load(DATA / f"{name}.npz")
     samples = Samples.of(torch.tensor(data["probabilities"]), torch.tensor(data["labels"]), kind="probabilities")
     results: dict[tuple[str, str], list[Row]] = defaultdict(list)
     seconds: dict[str, float] = defaultdict(float)
     refused: dict[str, str] = {}
+    halves: list[Halves] = []
     for seed in range(seeds):
         drawn = torch.as_tensor(np.random.default_rng(seed).permutation(samples.n_rows))
         fit, test = samples.rows(drawn[: len(drawn) // 2]), samples.rows(drawn[len(drawn) // 2 :])
+        halves.append((fit, test))
         labels = test.known_labels.numpy()
         for key, (method, settings) in CASES.items():
-            if key in refused:
+            if key in refused or key in skip:
                 continue
+            if trials is not None and "trials" in settings_of(METHODS[method]):
+                settings = {**settings, "trials": trials}
             begin = time.process_time()
             try:
                 fitted = METHODS[method].fit(fit, seed=seed, **settings)
@@ -118,9 +129,10 @@ def run(name: str, seeds: int, python: str | None) -> None:
             results[key, "segcal"].append(measure(fitted.probabilities(test).numpy(), labels))
         for key, probs in scikit_learn(fit, test).items():
             results[key, "scikit-learn"].append(measure(probs, labels))
-        if python is not None:
-            for key, probs in netcal(python, fit, test).items():
-                results[key, "netcal"].append(measure(probs, labels))
+        print(f"{name}: seed {seed} done", file=sys.stderr, flush=True)
+    for key, probs in (netcal(python, halves) if python is not None else {}).items():
+        seed, _, method = key.partition("/")
+        results[method, "netcal"].append(measure(probs, halves[int(seed)][1].known_labels.numpy()))
     show(name, results, seconds, refused)
 
 
@@ -160,12 +172,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--netcal", help="python of an environment with netcal")
     parser.add_argument("--only", choices=FILES)
+    parser.add_argument("--trials", type=int, help="of λ and µ; by default what a fit does")
+    # On probabilities ms is dc: the logarithms of probabilities are already canonical.
+    parser.add_argument("--skip", nargs="*", default=["ms"], help="methods to leave out")
     chosen = parser.parse_args()
     if not DATA.is_dir():
         print(f"skipped: no such folder {DATA}; set SEGCAL_SHARED_DATA")
         return
     for name in FILES if chosen.only is None else [chosen.only]:
-        run(name, chosen.seeds, chosen.netcal)
+        run(name, chosen.seeds, chosen.netcal, chosen.trials, chosen.skip)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ class BetaCalibration(RowMethod):
             features = np.stack([yes[:, k], no[:, k], np.ones(samples.n_rows)], 1)
             problem = LogisticProblem(features, (labels == k).numpy().astype(np.float64), np.array([1.0, 1.0, 0.0]))
             found[k] = solve_logistic(problem, lower, upper).theta
-        rise, fall, intercept = torch.as_tensor(found).unbind(1)
+        rise, fall, intercept = torch.as_tensor(found, device="cpu").unbind(1)
         return cls(rise.clone(), fall.clone(), intercept.clone())
 
     def probabilities(self, samples: Samples) -> Tensor:

@@ -28,7 +28,7 @@ def stratified(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]
     steps = np.floor(np.arange(len(labels) + 1) * share + 1e-9)
     aside = np.diff(steps) > 0
     kept, taken = np.sort(sorted_rows[~aside]), np.sort(sorted_rows[aside])
-    return torch.as_tensor(kept), torch.as_tensor(taken)
+    return torch.as_tensor(kept, device="cpu"), torch.as_tensor(taken, device="cpu")
 
 
 def some_rows(labels: Tensor, at_most: int, seed: int) -> Tensor:

@@ -66,7 +66,7 @@ class ScoreCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if (self.classes_[codes] != labels).any():
             strange = labels[self.classes_[codes] != labels][0]
             raise ValueError(f"y holds {strange!r}, which is none of the classes {self.classes_.tolist()}")
-        samples = self._samples(scores, features, torch.as_tensor(codes.astype(np.int64)))
+        samples = self._samples(scores, features, torch.as_tensor(codes.astype(np.int64), device="cpu"))
         names = [str(label) for label in self.classes_.tolist()]
         self.fitted_ = fit(self.method, samples, classes=names, seed=self.seed, **(self.settings or {}))
         return self
@@ -85,8 +85,8 @@ class ScoreCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return result
 
     def _samples(self, scores: NDArray[Any], features: ArrayLike | None, labels: torch.Tensor | None = None) -> Samples:
-        given = None if features is None else torch.tensor(check_array(features, dtype=np.float32))
-        return Samples.of(torch.tensor(scores), labels, given, kind=self.kind)
+        given = None if features is None else torch.tensor(check_array(features, dtype=np.float32), device="cpu")
+        return Samples.of(torch.tensor(scores, device="cpu"), labels, given, kind=self.kind)
 
     def _column_labels(self, scores: NDArray[Any], labels: NDArray[Any]) -> NDArray[Any]:
         n_columns = scores.shape[1]

@@ -81,7 +81,9 @@ class HistogramBinning(RowMethod):
             inside = np.bincount(index, (labels == k).numpy(), minlength=bins)
             centres = (np.arange(bins) + 0.5) / bins
             shares[k] = np.where(total > 0, inside / np.maximum(total, 1), centres)
-        return cls(torch.as_tensor(edges), torch.as_tensor(np.clip(shares, lowest, 1 - lowest)))
+        return cls(
+            torch.as_tensor(edges, device="cpu"), torch.as_tensor(np.clip(shares, lowest, 1 - lowest), device="cpu")
+        )
 
     def probabilities(self, samples: Samples) -> Tensor:
         probs = log_probabilities(samples).exp()
@@ -101,12 +103,15 @@ class HistogramBinning(RowMethod):
 
 
 def _equal_mass(values: NDArray[np.float64], bins: int) -> NDArray[np.float64]:
-    """Edges half way between neighbours in rank at n/B, 2n/B, …; cuts that would part equal values are dropped."""
+    """Edges half way between neighbours in rank at n/B, 2n/B, …; a cut through equal values moves to their begin."""
     ranked = np.sort(values)
-    cuts = np.unique(np.round(np.arange(1, bins) * len(ranked) / bins).astype(np.int64))
+    cuts = np.round(np.arange(1, bins) * len(ranked) / bins).astype(np.int64)
     cuts = cuts[(cuts > 0) & (cuts < len(ranked))]
+    begin, end = (np.searchsorted(ranked, ranked[cuts], side=side) for side in ("left", "right"))
+    # Equal values that begin at the very bottom have nothing below them: the cut goes to where they end.
+    cuts = np.unique(np.where(begin > 0, begin, end))
+    cuts = cuts[cuts < len(ranked)]
     below, above = ranked[cuts - 1], ranked[cuts]
-    apart = above > below
     # For neighbours in floating point the middle rounds to one of the two; the upper one always parts them.
-    middle = below[apart] + (above[apart] - below[apart]) / 2
-    return np.unique(np.where(middle > below[apart], middle, above[apart]))
+    middle = below + (above - below) / 2
+    return np.unique(np.where(middle > below, middle, above))

@@ -71,12 +71,16 @@ class IsotonicCalibration(RowMethod):
             knots.append(np.asarray(model.X_thresholds_, dtype=np.float64))
             heights.append(np.clip(np.asarray(model.y_thresholds_, dtype=np.float64), lowest, 1 - lowest))
         counts = torch.tensor([len(part) for part in knots], dtype=torch.float64, device="cpu")
-        return cls(torch.as_tensor(np.concatenate(knots)), torch.as_tensor(np.concatenate(heights)), counts)
+        return cls(
+            torch.as_tensor(np.concatenate(knots), device="cpu"),
+            torch.as_tensor(np.concatenate(heights), device="cpu"),
+            counts,
+        )
 
     def probabilities(self, samples: Samples) -> Tensor:
         probs = log_probabilities(samples).exp()
         columns = [np.interp(probs[:, k].numpy(), *curve) for k, curve in enumerate(self._curves())]
-        return normalised(torch.as_tensor(np.stack(columns, 1)), probs)
+        return normalised(torch.as_tensor(np.stack(columns, 1), device="cpu"), probs)
 
     def _curves(self) -> list[tuple[NDArray[Any], NDArray[Any]]]:
         """Knots and heights of every class."""

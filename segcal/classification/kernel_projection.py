@@ -96,11 +96,11 @@ def trained_projection(
     for _ in range(steps):
         queries = rng.choice(len(labels), n_queries, replace=False)
         background, counts = _draw_background(rng, by_class, queries)
-        chosen = torch.as_tensor(np.concatenate([queries, background]))
+        chosen = torch.as_tensor(np.concatenate([queries, background]), device="cpu")
         inner = standard[chosen] @ weight.T + bias
         points = torch.nn.functional.elu(inner) @ skip.T + inner
         squares = torch.cdist(points[:n_queries], points[n_queries:]).square() / dimensions
-        logits = torch.as_tensor(counts, dtype=torch.float32).log() - squares
+        logits = torch.as_tensor(counts, dtype=torch.float32, device="cpu").log() - squares
         same = labels[queries].unsqueeze(1) == labels[background]
         inside = torch.softmax(logits, 1) * same
         loss = -inside.sum(1).clamp(min=TINY).log().mean()

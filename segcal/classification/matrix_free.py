@@ -91,7 +91,7 @@ class _Diagonal:
     logits: Tensor
 
     def forward(self, theta: Vector) -> Tensor:
-        scale, bias = torch.as_tensor(theta).split(self.logits.shape[1])
+        scale, bias = torch.as_tensor(theta, device="cpu").split(self.logits.shape[1])
         return torch.addcmul(bias, self.logits, scale)
 
     def adjoint(self, residual: Tensor) -> Vector:
@@ -128,7 +128,7 @@ class _Dense:
     n_parameters: int
 
     def forward(self, theta: Vector) -> Tensor:
-        return self.features @ torch.as_tensor(theta[self.place])
+        return self.features @ torch.as_tensor(theta[self.place], device="cpu")
 
     def adjoint(self, residual: Tensor) -> Vector:
         result = np.zeros(self.n_parameters)
@@ -141,14 +141,14 @@ class _Dense:
         spread = (soft * (1 - soft)).mean(0)
         blocks = spread[:, None, None] * moments
         for c, where in enumerate(self.place.T):
-            blocks[c] += torch.as_tensor(stiffness[where][:, where].toarray())
+            blocks[c] += torch.as_tensor(stiffness[where][:, where].toarray(), device="cpu")
         factors = torch.linalg.cholesky(blocks)
         others = np.setdiff1d(np.arange(self.n_parameters), self.place)
         stiff = stiffness.diagonal()[others]
 
         def apply(values: Vector) -> Vector:
             result = np.zeros(self.n_parameters)
-            right = torch.as_tensor(values[self.place].T.copy()).unsqueeze(2)
+            right = torch.as_tensor(values[self.place].T.copy(), device="cpu").unsqueeze(2)
             result[self.place] = torch.cholesky_solve(right, factors).squeeze(2).numpy().T
             result[others] = values[others] / stiff
             return result

@@ -117,7 +117,7 @@ class MetaMiscoverage(_Meta):
         right = (samples.decision == labels).nonzero().squeeze(1).numpy()
         n_threshold = _checked_rows(threshold_rows, len(right), cls.name)
         chosen = np.random.default_rng(seed).permutation(right)[:n_threshold]
-        ranked = np.sort(entropy(samples.rows(torch.as_tensor(chosen))).numpy())
+        ranked = np.sort(entropy(samples.rows(torch.as_tensor(chosen, device="cpu"))).numpy())
         k = ceil((1 - miscoverage) * (n_threshold + 1) - 1e-9)
         values = {"miscoverage": miscoverage, "threshold_rows": n_threshold}
         rest = samples.rows(_without(chosen, samples.n_rows))
@@ -154,12 +154,13 @@ class MetaAccuracy(_Meta):
         Args:
             samples: labelled.
             seed: of the rows the threshold is found on.
-            accuracy: the target in (0, 1); by default half of the errors of the temperature's rows are to go.
+            accuracy: the target in (0, 1). By default half of the errors are to go, or as many as the rows allow (the
+                bounds hold for all thresholds at once, so a target chosen by them is promised too).
             confidence: of the promise, in (0, 1), or None.
             threshold_rows: by default a tenth of the rows, at least 100 (or half of them) and at most 500.
 
         Raises:
-            DataError: no threshold reaches the target; the message says what can be reached.
+            DataError: no threshold reaches the target that was asked for; the message says what can be reached.
         """
         for name, value in (("accuracy", accuracy), ("confidence", confidence)):
             if value is not None and not 0 < value < 1:
@@ -169,15 +170,21 @@ class MetaAccuracy(_Meta):
         chosen = np.random.default_rng(seed).permutation(samples.n_rows)[:n_threshold]
         hits = (samples.decision == labels).numpy().astype(np.float64)
         left = _without(chosen, samples.n_rows)
-        # Not from the threshold's rows: a target that depends on them would void the bound.
-        target = 0.5 * (1 + float(hits[left.numpy()].mean())) if accuracy is None else accuracy
         scores = entropy(samples).numpy()[chosen]
         if confidence is None:
-            threshold = _plug_in(scores, hits[chosen], target, samples.n_classes)
+            tops, reached = _plug_in(scores, hits[chosen])
         else:
-            threshold = _bounded(scores, hits[chosen], target, 1 - confidence, samples.n_classes)
+            tops, reached = _bounded(scores, hits[chosen], 1 - confidence)
+        wanted = 0.5 * (1 + float(hits.mean())) if accuracy is None else accuracy
+        target = min(wanted, float(reached.max()))
+        if accuracy is not None and target < accuracy:
+            raise DataError(
+                f"{cls.name}: an accuracy of {accuracy:.4g} is out of reach on the {n_threshold} rows that decide; "
+                f"the most they allow is {target:.4g}. Lower `accuracy`, raise `threshold_rows`, or give more rows."
+            )
+        threshold = _interpolated(tops, reached, target) if confidence is None else tops[reached >= target].max()
         values = {"accuracy": target, "confidence": confidence, "threshold_rows": n_threshold}
-        return cls._of(samples.rows(left), threshold, values, ())
+        return cls._of(samples.rows(left), float(min(threshold, _never(samples.n_classes))), values, ())
 
 
 def entropy(samples: Samples) -> Tensor:
@@ -202,49 +209,39 @@ def _checked_rows(asked: int | None, available: int, method: str) -> int:
 def _without(chosen: NDArray[np.int64], n_rows: int) -> Tensor:
     kept = np.ones(n_rows, dtype=bool)
     kept[chosen] = False
-    return torch.as_tensor(kept.nonzero()[0])
+    return torch.as_tensor(kept.nonzero()[0], device="cpu")
 
 
 def _bounded(
-    scores: NDArray[np.float64], hits: NDArray[np.float64], target: float, risk: float, n_classes: int
-) -> float:
-    """The largest threshold whose lower bound reaches the target."""
-    n_rows = len(scores)
+    scores: NDArray[np.float64], hits: NDArray[np.float64], risk: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Thresholds, and lower bounds of the accuracy of rows up to them that all hold with probability 1 - risk."""
     ranked = np.sort(scores)
-    cuts = np.unique(np.round(np.arange(1, N_BINS) * n_rows / N_BINS).astype(np.int64))
+    cuts = np.unique(np.round(np.arange(1, N_BINS) * len(scores) / N_BINS).astype(np.int64))
     # Given the m-th smallest score, the rows strictly below it are a plain sample of that region: their hits are
     # binomial. The last candidate is everything.
     tops = np.unique([*(float(ranked[cut - 1]) for cut in cuts if cut > 0), np.inf])
-    best, reached = None, 0.0
+    bounds = []
     for top in tops:
         below = scores < top
         n_below, n_right = int(below.sum()), int(hits[below].sum())
-        bound = float(stats.beta.ppf(risk / N_BINS, n_right, n_below - n_right + 1)) if n_right else 0.0
-        reached = max(reached, bound)
-        if bound >= target:
-            best = top
-    if best is None:
-        raise DataError(
-            f"meta_acc: an accuracy of {target:.4g} cannot be promised with a confidence of {1 - risk:g} from {n_rows} "
-            f"rows; the most they allow is {reached:.4g}. Lower `accuracy`, raise `threshold_rows`, or give more rows."
-        )
-    return _never(n_classes) if np.isinf(best) else float(np.nextafter(best, -np.inf))
+        bounds.append(float(stats.beta.ppf(risk / N_BINS, n_right, n_below - n_right + 1)) if n_right else 0.0)
+    return np.nextafter(tops, -np.inf), np.array(bounds)
 
 
-def _plug_in(scores: NDArray[np.float64], hits: NDArray[np.float64], target: float, n_classes: int) -> float:
-    """The authors' rule: the entropy at which the running mean of the bins' accuracies equals the target."""
+def _plug_in(scores: NDArray[np.float64], hits: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The authors' table: mean entropy of every bin that holds rows, and the running mean of the bins' accuracies."""
     edges = np.unique(np.quantile(scores, np.arange(1, N_BINS + 1) / N_BINS, method="higher"))
     index = np.searchsorted(edges, scores, side="left")
     size = np.bincount(index, minlength=len(edges))
     used = size > 0
     right, total = np.bincount(index, hits, len(edges))[used], np.bincount(index, scores, len(edges))[used]
-    running = np.cumsum(right / size[used]) / np.arange(1, used.sum() + 1)
-    if target > running.max():
-        raise DataError(
-            f"meta_acc: an accuracy of {target:.4g} is out of reach: the running mean of the accuracies of "
-            f"{int(used.sum())} bins is at most {running.max():.4g}. Lower `accuracy`."
-        )
+    return total / size[used], np.cumsum(right / size[used]) / np.arange(1, used.sum() + 1)
+
+
+def _interpolated(entropies: NDArray[np.float64], running: NDArray[np.float64], target: float) -> float:
+    """The entropy where the running accuracy equals the target, by isotonic regression; no limit if it stays above."""
     if target <= running[-1]:
-        return _never(n_classes)
-    model = IsotonicRegression(increasing=False, out_of_bounds="clip").fit(running, total / size[used])
+        return np.inf
+    model = IsotonicRegression(increasing=False, out_of_bounds="clip").fit(running, entropies)
     return float(model.predict([target])[0])

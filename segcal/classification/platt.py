@@ -56,7 +56,7 @@ class PlattScaling(RowMethod):
             features = np.stack([odds[:, k], np.ones(len(inside))], 1)
             problem = LogisticProblem(features, targets, np.array([1.0, 0.0]))
             found[k] = solve_logistic(problem, -open_ended, open_ended).theta
-        slope, intercept = torch.as_tensor(found).unbind(1)
+        slope, intercept = torch.as_tensor(found, device="cpu").unbind(1)
         return cls(slope.clone(), intercept.clone())
 
     def probabilities(self, samples: Samples) -> Tensor:
