@@ -39,6 +39,7 @@ COMMANDS = (
     Entry("qa", "qa", "qa", "Look at a batch without ground truth: who needs a look."),
     Entry("audit", "audit", "audit", "Check that shifts change nothing and decisions are kept."),
     Entry("nnunet", "nnunet", "app", "Logits out of nnU-Net, calibrated maps into its folders."),
+    Entry("classify", "classify", "app", "Calibrate the scores of a plain classifier."),
     Entry("corrupt", "corrupt", "corrupt", "Corrupt 2-D images, to measure calibrators under shift."),
 )
 

@@ -39,6 +39,7 @@ class CalibratorInfo(BaseModel):
         versions: of the software that made it.
         seed: of sampling, drawn split and tuning.
         warnings: what a user has to know.
+        settings: only of classifiers (`segcal classify`): what the method was fitted with. Left out of other files.
         choice: only of `--method auto`: criterion, constraint, value and parameters of every candidate, the reason.
     """
 
@@ -67,10 +68,13 @@ class CalibratorInfo(BaseModel):
     seed: int = 0
     warnings: tuple[str, ...] = ()
     choice: dict[str, Any] | None = None
+    settings: dict[str, Any] | None = None
 
     def to_json(self) -> str:
         """Canonical text: sorted keys, so that equal fits are equal bytes."""
         values = self.model_dump(mode="json", by_alias=True)
+        if self.settings is None:
+            del values["settings"]
         return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
     @classmethod

@@ -145,6 +145,22 @@ def load_calibrator(path: str | os.PathLike[str]) -> FittedCalibrator:
         FileFormatError: not a calibrator, truncated, or of an unknown version.
     """
     path = Path(path)
+    info, tensors = read_calibrator_file(path)
+    if info.method not in CALIBRATORS and info.settings is not None:
+        raise FileFormatError(
+            f"{path}: `{info.method}` calibrates the rows of a classifier, not volumes; apply it with `segcal classify "
+            "apply`, or read it with segcal.classification.load"
+        )
+    if info.method not in CALIBRATORS:
+        raise FileFormatError(f"{path}: method `{info.method}` is unknown here; known are {', '.join(CALIBRATORS)}")
+    try:
+        return FittedCalibrator(_calibrator(info, tensors), info)
+    except ParameterError as error:
+        raise FileFormatError(f"{path}: {error}") from None
+
+
+def read_calibrator_file(path: Path) -> tuple[CalibratorInfo, dict[str, Tensor]]:
+    """Metadata and tensors of a calibrator file of any method; raises as `load_calibrator` does."""
     if not path.is_file():
         raise MissingFileError(f"{path}: no such calibrator file")
     if path.stat().st_size > MAX_FILE_BYTES:
@@ -160,13 +176,7 @@ def load_calibrator(path: str | os.PathLike[str]) -> FittedCalibrator:
             f"{path}: a safetensors file, but not a calibrator: its metadata lacks `{METADATA_KEY}`. "
             "Calibrators are written by `segcal fit`."
         )
-    info = CalibratorInfo.from_json(metadata[METADATA_KEY], str(path))
-    if info.method not in CALIBRATORS:
-        raise FileFormatError(f"{path}: method `{info.method}` is unknown here; known are {', '.join(CALIBRATORS)}")
-    try:
-        return FittedCalibrator(_calibrator(info, tensors), info)
-    except ParameterError as error:
-        raise FileFormatError(f"{path}: {error}") from None
+    return CalibratorInfo.from_json(metadata[METADATA_KEY], str(path)), tensors
 
 
 def _calibrator(info: CalibratorInfo, tensors: dict[str, Tensor]) -> Calibrator | RegionCalibrator:

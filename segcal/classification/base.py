@@ -20,17 +20,34 @@ class RowMethod(ABC):
         needs_features: looks at `Samples.features`, in the fit and when applied.
         translation_invariant: adding one constant to all logits of a row changes nothing.
         preserves: "order" keeps the ranking of the classes, "argmax" the winner, None neither.
+        order_matters: the fit depends on the order of the rows (a drawn split, mini-batches), not only on the seed.
     """
 
     name: ClassVar[str]
     needs_features: ClassVar[bool] = False
     translation_invariant: ClassVar[bool]
     preserves: ClassVar[Preserves]
+    order_matters: ClassVar[bool] = False
 
     @property
     @abstractmethod
     def n_classes(self) -> int | None:
         """Number of classes the parameters belong to; None if any number will do."""
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The settings it was fitted with, tuned ones included, as the calibrator file tells them."""
+        return {}
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user has to know of this fit."""
+        return ()
+
+    @property
+    def validation_nll(self) -> float | None:
+        """Mean NLL of the chosen settings on the validation rows; None where nothing was tuned."""
+        return None
 
     @classmethod
     @abstractmethod

@@ -17,8 +17,8 @@ TITLES = {
     "ace": "ACE ↓",
     "flip": "Flip (%) ↓",
 }
-PERCENT = ("dsc", "flip")
-HIGHER = ("dsc",)
+PERCENT = ("dsc", "accuracy", "flip")
+HIGHER = ("dsc", "accuracy")
 DASH = "—"
 
 
@@ -34,15 +34,15 @@ def markdown_table(summary: Mapping[str, Any]) -> str:
 def latex_table(summary: Mapping[str, Any]) -> str:
     """The same as a LaTeX tabular (booktabs)."""
     best = _best(summary["pipelines"])
-    titles = [_tex(TITLES[c]).replace("↓", r"$\downarrow$").replace("↑", r"$\uparrow$") for c in HEADLINE]
+    titles = [tex_text(TITLES[c]).replace("↓", r"$\downarrow$").replace("↑", r"$\uparrow$") for c in HEADLINE]
     lines = [f"% {_caption(summary)}", r"\begin{tabular}{l" + "r" * len(HEADLINE) + "}", r"\toprule"]
     lines += [" & ".join(["Pipeline", *titles]) + r" \\", r"\midrule"]
     for pipeline in summary["pipelines"]:
         cells = []
         for column in HEADLINE:
-            text = _tex(cell(pipeline, column)).replace(DASH, "---")
+            text = tex_text(cell(pipeline, column)).replace(DASH, "---")
             cells.append(rf"\textbf{{{text}}}" if pipeline["name"] in best[column] else text)
-        lines.append(" & ".join([_tex(pipeline["name"]), *cells]) + r" \\")
+        lines.append(" & ".join([tex_text(pipeline["name"]), *cells]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
@@ -53,8 +53,8 @@ def differences_csv(summary: Mapping[str, Any]) -> str:
     header = ("first", "second", "metric", "difference", "low", "high", "by_subject_low", "by_subject_high")
     writer.writerow([*header, "share_improved", "share_worsened", "n_pairs"])
     for row in summary["differences"]:
-        subject = row["by_subject"]
-        numbers = [row["difference"], row["low"], row["high"], subject["low"], subject["high"]]
+        subject = row.get("by_subject") or {}  # rows of a classifier have one interval only
+        numbers = [row["difference"], row["low"], row["high"], subject.get("low"), subject.get("high")]
         tail = [row["share_improved"], row["share_worsened"], row["n_pairs"]]
         writer.writerow(
             [row["first"], row["second"], row["metric"], *("" if n is None else n for n in [*numbers, *tail])]
@@ -112,5 +112,6 @@ def _shown(value: float | None, column: str) -> str:
     return f"{100 * value:.2f}" if column in PERCENT else f"{value:.4f}"
 
 
-def _tex(text: str) -> str:
+def tex_text(text: str) -> str:
+    """Text with what LaTeX would take for commands escaped."""
     return text.replace("_", r"\_").replace("%", r"\%")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from segcal.evaluation.records import Records
 from segcal.evaluation.summary import COMPARED
@@ -64,7 +64,7 @@ class Compared:
         return None if self.share_worsened is None else round(self.share_worsened * self.n_pairs)
 
     @classmethod
-    def from_entry(cls, entry: Mapping[str, Any], n_subjects: int) -> Compared:
+    def from_entry(cls, entry: Mapping[str, Any], n_subjects: int) -> Self:
         """From an entry of `differences` in summary.json; `n_subjects` is how many people the cases are of."""
         subject = entry.get("by_subject") or {}
         return cls(

@@ -29,7 +29,7 @@ from segcal.report.result_tables import (
     result_rows,
     variant_rows,
 )
-from segcal.report.results import SUMMARY_FILE, Results, load_results
+from segcal.report.results import SUMMARY_FILE, Results, load_results, read_summary
 from segcal.report.roles import Roles, assign_roles
 from segcal.report.verdict import Verdict, overview, verdicts
 from segcal.report.wording import MEASURES, count
@@ -59,13 +59,17 @@ def write_report(
 def report_page(folder: Path, *, max_pictures: int = MAX_PICTURES, progress: Progress | None = None) -> str:
     """The text of the page; the same folder gives the same text."""
     if (folder / SUMMARY_FILE).is_file():
+        if read_summary(folder / SUMMARY_FILE).get("run") == "classify":
+            from segcal.classification.page import row_page  # rows of a classifier have a page of their own
+
+            return row_page(folder)
         return evaluation_page(load_results(folder), max_pictures=max_pictures, progress=progress)
     if (folder / RECORD_NAME).is_file():
         return applied_page(folder)
     what = "no results in this folder" if folder.is_dir() else "not a folder"
     raise MissingFileError(
-        f"{folder}: {what}. Expected {SUMMARY_FILE} (of `segcal evaluate` or `segcal study`) or {RECORD_NAME} "
-        "(of `segcal apply`); give the folder that was their --out."
+        f"{folder}: {what}. Expected {SUMMARY_FILE} (of `segcal evaluate`, `study` or `classify evaluate`) or "
+        f"{RECORD_NAME} (of `segcal apply`); give the folder that was their --out."
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from segcal.evaluation.summary import HEADLINE
 from segcal.evaluation.tables import best_pipelines
@@ -65,30 +65,41 @@ class Row:
 
 
 def result_rows(
-    pipelines: Sequence[PipelineEntry], *, mark_best: bool = True, headings: Sequence[str] = ()
+    pipelines: Sequence[PipelineEntry],
+    *,
+    columns: Sequence[str] = HEADLINE,
+    mark_best: bool = True,
+    headings: Sequence[str] = (),
 ) -> list[Row]:
-    """The headline table: one row a pipeline, one column a measure of SEG Table 4.
+    """The headline table: one row a pipeline, one column a measure (by default those of SEG Table 4).
 
     Args:
+        columns: keys of the measures.
         mark_best: whether the best mean of a column is marked.
         headings: for each row the section that begins with it, empty for none.
     """
-    columns = [_result_column(pipelines, column, mark_best) for column in HEADLINE]
+    cells = [_result_column(pipelines, column, mark_best) for column in columns]
     given = headings or [""] * len(pipelines)
     return [
-        Row(p["name"], tuple(column[k] for column in columns), entry=p, heading=heading)
+        Row(p["name"], tuple(column[k] for column in cells), entry=p, heading=heading)
         for k, (p, heading) in enumerate(zip(pipelines, given, strict=True))
     ]
 
 
-def difference_rows(comparisons: Comparisons, pairs: Iterable[tuple[str, str]]) -> list[Row]:
+class Finder(Protocol):
+    """Knows the paired difference of two pipelines in a column, if there is one."""
+
+    def find(self, first: str, second: str, column: str) -> Compared | None: ...
+
+
+def difference_rows(
+    comparisons: Finder, pairs: Iterable[tuple[str, str]], columns: Sequence[str] = DIFFERENCES
+) -> list[Row]:
     """Paired differences; whiskers of a column share one scale."""
     chosen = list(pairs)
-    found = {(a, b, c): comparisons.find(a, b, c) for a, b in chosen for c in DIFFERENCES}
-    scales = {c: _difference_scale([found[a, b, c] for a, b in chosen]) for c in DIFFERENCES}
-    return [
-        Row(a, tuple(_difference_cell(found[a, b, c], c, scales[c]) for c in DIFFERENCES), other=b) for a, b in chosen
-    ]
+    found = {(a, b, c): comparisons.find(a, b, c) for a, b in chosen for c in columns}
+    scales = {c: _difference_scale([found[a, b, c] for a, b in chosen]) for c in columns}
+    return [Row(a, tuple(_difference_cell(found[a, b, c], c, scales[c]) for c in columns), other=b) for a, b in chosen]
 
 
 def against_base(roles: Roles) -> list[tuple[str, str]]:

@@ -65,7 +65,7 @@ def load_results(folder: Path) -> Results:
         MissingFileError: One of them is not there.
         FileFormatError: One of them is not what `segcal evaluate` writes.
     """
-    summary = _summary(folder / SUMMARY_FILE)
+    summary = read_summary(folder / SUMMARY_FILE)
     for name in (CASES_FILE, BINS_FILE):
         if not (folder / name).is_file():
             raise MissingFileError(
@@ -83,7 +83,8 @@ def load_results(folder: Path) -> Results:
     return Results(folder, summary, records, digests)
 
 
-def _summary(path: Path) -> dict[str, Any]:
+def read_summary(path: Path) -> dict[str, Any]:
+    """summary.json, with the keys every report needs."""
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:

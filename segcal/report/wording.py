@@ -35,6 +35,9 @@ MEASURES = {
     "ece": Measure("ECE", "expected calibration error"),
     "ba_ece": Measure("BA-ECE", "calibration error near boundaries"),
     "ace": Measure("ACE", "average calibration error"),
+    "adaptive_ece": Measure("Adaptive ECE", "calibration error in bins of equally many"),
+    "classwise_ece": Measure("Class-wise ECE", "calibration error of every class's probability"),
+    "accuracy": Measure("Accuracy", "share of right predictions", "higher", percent=True),
     "dsc": Measure("DSC", "Dice score", "higher", percent=True),
     "flip": Measure("Flips", "share of voxels whose label changes", percent=True),
 }

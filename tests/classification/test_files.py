@@ -1,0 +1,100 @@
+"""The calibrator file is shared with the core, in both directions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+import segcal
+from segcal.calibrator_info import CalibratorInfo
+from segcal.classification import fit, load
+from segcal.errors import FileFormatError, MissingFileError, UsageError
+from tests.classification.rows import draw_rows, nll
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "cms_ap_v1.safetensors"
+DATA = draw_rows(300, 3)
+
+
+def metadata(path: Path) -> dict[str, object]:
+    with safe_open(path, framework="pt") as file:
+        values: dict[str, object] = json.loads(file.metadata()["segcal"])
+        return values
+
+
+def test_a_file_of_segcal_fit_can_be_applied_to_rows() -> None:
+    core = segcal.load_calibrator(GOLDEN)
+    rows = draw_rows(50, len(core.info.classes))
+    expected = core.probabilities(rows.logits, class_axis=1)
+    assert torch.equal(load(GOLDEN).probabilities(rows), expected)
+
+
+def test_files_of_the_core_carry_no_settings_and_those_of_classifiers_do(tmp_path: Path) -> None:
+    assert "settings" not in metadata(GOLDEN)
+    assert "settings" not in json.loads(segcal.load_calibrator(GOLDEN).info.to_json())
+    fit("histogram", DATA, bins=7).save(tmp_path / "c.safetensors")
+    assert metadata(tmp_path / "c.safetensors")["settings"] == {"bins": 7}
+
+
+def test_the_file_says_how_it_was_made() -> None:
+    made = fit("dc", DATA, classes=("a", "b", "c"), seed=4, trials=2)
+    info = made.info
+    assert (info.method, info.classes, info.kind, info.seed) == ("dc", ("a", "b", "c"), "logits", 4)
+    assert info.lambda_ is not None
+    assert info.mu is not None
+    assert info.validation_nll is not None
+    assert info.fit_nll == pytest.approx(nll(made.probabilities(DATA), DATA.known_labels))
+    assert info.settings == {"trials": 2}
+
+
+def test_what_is_no_classifiers_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match="no such calibrator"):
+        load(tmp_path / "none.safetensors")
+    (tmp_path / "junk.safetensors").write_bytes(b"junk")
+    with pytest.raises(FileFormatError, match="not a calibrator file"):
+        load(tmp_path / "junk.safetensors")
+    info = CalibratorInfo(
+        method="lts",
+        classes=("a", "b"),
+        pooling="logits",
+        kind="logits",
+        translation_invariant=False,
+        preserves="order",
+    )
+    save_file({"x": torch.zeros(1, device="cpu")}, tmp_path / "lts.safetensors", metadata={"segcal": info.to_json()})
+    with pytest.raises(FileFormatError, match="method `lts` cannot be applied to rows"):
+        load(tmp_path / "lts.safetensors")
+
+
+def test_parameters_of_other_classes_than_the_metadata_names_are_refused(tmp_path: Path) -> None:
+    made = fit("platt", DATA)
+    info = made.info.model_copy(update={"classes": ("a", "b")})
+    save_file(made.method.tensors(), tmp_path / "c.safetensors", metadata={"segcal": info.to_json()})
+    with pytest.raises(FileFormatError, match="parameters for 3 classes, the metadata names 2"):
+        load(tmp_path / "c.safetensors")
+
+
+@pytest.mark.parametrize("classes", [("a", "b"), ("a", "b", "b")])
+def test_class_names_must_be_one_each(classes: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="one each"):
+        fit("ts", DATA, classes=classes)
+
+
+def test_a_misspelt_method_is_told_its_neighbour() -> None:
+    with pytest.raises(UsageError, match="did you mean `platt`"):
+        fit("plat", DATA)
+
+
+@pytest.mark.parametrize("name", ["lenet5_cifar10", "wideresnet_cifar10", "wideresnet_cifar100"])
+def test_real_classifiers_are_better_calibrated_on_the_other_half(classifiers: Path, name: str) -> None:
+    data = np.load(classifiers / f"{name}.npz")
+    rows = type(DATA).of(torch.tensor(data["probabilities"]), torch.tensor(data["labels"]), kind="probabilities")
+    train, test = rows.rows(torch.arange(0, 10_000, 2)), rows.rows(torch.arange(1, 10_000, 2))
+    before = nll(torch.softmax(test.logits, 1), test.known_labels)
+    for method in ("ts", "ets", "vs"):
+        assert nll(fit(method, train).probabilities(test), test.known_labels) < before - 0.005
