@@ -22,6 +22,7 @@ START_RETENTION = 0.5
 FIRST_LIMIT, LAST_LIMIT = 0.1, 0.001
 GAMMAS = (0.8, 0.9, 0.95, 0.99)
 WIDTHS = (32, 128)
+FULL_BATCH = 128
 Redraw: TypeAlias = Literal["batch", "epoch"]
 Net: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 """(d, h) and (h,) of the first layer, (h, C) and (C,) of the second."""
@@ -33,7 +34,11 @@ class MaskedTraining:
 
     Attributes:
         epochs: T.
-        learning_rate, momentum, weight_decay, batch_rows: of SGD.
+        learning_rate, momentum, weight_decay: of SGD; the rate is that of batches of 128 rows and shrinks with the
+            batch in proportion (ours).
+        batch_rows: of a mini-batch; None takes 128, or less where that would be fewer than 32 batches an epoch (ours).
+            q moves once an epoch: with a handful of steps in between it falls to 0, where nothing learns any more,
+            before the network has become confident.
         redraw: a new mask for every mini-batch (MAC Algorithm 1) or for every epoch (MAC 4.2).
     """
 
@@ -41,11 +46,15 @@ class MaskedTraining:
     learning_rate: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 5e-4
-    batch_rows: int = 128
+    batch_rows: int | None = None
     redraw: Redraw = "batch"
 
+    def rows_of_a_batch(self, n_rows: int) -> int:
+        """Rows a step looks at."""
+        return self.batch_rows or max(min(FULL_BATCH, n_rows // 32), 8)
+
     def __post_init__(self) -> None:
-        if min(self.epochs, self.batch_rows) < 1 or not 0 < self.learning_rate < math.inf or self.weight_decay < 0:
+        if min(self.epochs, self.batch_rows or 1) < 1 or not 0 < self.learning_rate < math.inf or self.weight_decay < 0:
             raise ParameterError(f"mac_cal: epochs, rows and rate must be > 0 and the decay ≥ 0, got {self}")
         if not 0 <= self.momentum < 1 or self.redraw not in ("batch", "epoch"):
             raise ParameterError(f"mac_cal: momentum must lie in [0, 1), redraw be `batch` or `epoch`, got {self}")
@@ -171,7 +180,7 @@ def retrain(
     for epoch in range(1, training.epochs + 1):
         order = torch.randperm(len(labels), generator=generator, device="cpu")
         masks = draw_masks(net, path[-1], generator)
-        for number, batch in enumerate(order.split(training.batch_rows)):
+        for number, batch in enumerate(order.split(training.rows_of_a_batch(len(labels)))):
             if number and training.redraw == "batch":
                 masks = draw_masks(net, path[-1], generator)
             masked_step(net, velocity, masks, features[batch], labels[batch], training)
@@ -206,10 +215,11 @@ def masked_step(
     first, first_bias, second, second_bias = (leaf * mask for leaf, mask in zip(leaves, masks, strict=True))
     loss = cross_entropy(scores_of((first, first_bias, second, second_bias), features), labels)
     gradients = torch.autograd.grad(loss, leaves)
+    rate = training.learning_rate * min(len(labels) / FULL_BATCH, 1.0)
     for value, speed, gradient, mask in zip(net, velocity, gradients, masks, strict=True):
         moved = training.momentum * speed + gradient + training.weight_decay * value
         speed.copy_(torch.where(mask, moved, speed))
-        value.copy_(torch.where(mask, value - training.learning_rate * speed, value))
+        value.copy_(torch.where(mask, value - rate * speed, value))
 
 
 def step_limit(epoch: int, epochs: int) -> float:

@@ -21,22 +21,23 @@ class Training:
         learning_rate: of Adam.
         weight_decay: of Adam, added to the gradient.
         batch_rows: rows a step looks at.
-        max_epochs: passes over the rows at most.
-        patience: passes without a better loss on the rows kept apart after which the fit stops.
+        max_steps: batches looked at, at most (a pass over the rows is always finished).
+        patience: steps without a better loss on the rows kept apart after which the fit stops. Steps, not passes:
+            a few hundred rows need many passes to get anywhere.
         validation_share: of the rows, kept apart to decide when to stop.
     """
 
     learning_rate: float = 1e-3
     weight_decay: float = 1e-3
     batch_rows: int = 128
-    max_epochs: int = 300
-    patience: int = 20
+    max_steps: int = 20_000
+    patience: int = 400
     validation_share: float = 0.2
 
     def __post_init__(self) -> None:
-        whole = (self.batch_rows, self.max_epochs, self.patience)
+        whole = (self.batch_rows, self.max_steps, self.patience)
         if not (0 < self.learning_rate < math.inf and 0 <= self.weight_decay < math.inf and min(whole) >= 1):
-            raise ParameterError(f"learning rate, batch, epochs and patience must be > 0 and decay ≥ 0, got {self}")
+            raise ParameterError(f"learning rate, batch, steps and patience must be > 0 and decay ≥ 0, got {self}")
         if not 0 < self.validation_share < 1:
             raise ParameterError(f"the validation share must lie between 0 and 1, got {self.validation_share}")
 
@@ -69,50 +70,52 @@ def train(
     generator: torch.Generator,
     *,
     held_out: Callable[[Tensor], Tensor] | None = None,
-    before_step: Callable[[Tensor], None] | None = None,
+    after_step: Callable[[Tensor], None] | None = None,
     rows_at_once: int | None = None,
 ) -> int:
-    """Minimise a mean loss over rows; `state` ends as it was in the epoch with the best loss on `validation`.
+    """Minimise a mean loss over rows; `state` ends as it was after the pass with the best loss on `validation`.
 
-    The start counts as an epoch: a fit that helps nowhere returns where it began.
+    The start counts too: a fit that helps nowhere returns where it began.
 
     Args:
-        state: leaf tensors; those with `requires_grad` are optimised, the others may be changed by `before_step`.
+        state: leaf tensors; those with `requires_grad` are optimised, the others may be changed by `after_step`.
         loss: mean loss of the given row numbers, a scalar.
         rows: row numbers to fit on.
         validation: row numbers to stop by.
         training: how long and how fast.
         generator: of the order of the rows, on the CPU: the same order on every device.
         held_out: loss used on `validation`; `loss` when absent.
-        before_step: called with the row numbers of every batch before its gradient is taken.
+        after_step: called with the row numbers of every batch after its step.
         rows_at_once: rows whose gradient is held in memory; a batch above that is summed up in pieces. Only for
             losses that are a mean over rows.
 
     Returns:
-        The number of epochs after which the returned state was reached.
+        The number of steps after which the returned state was reached.
     """
     free = [tensor for tensor in state if tensor.requires_grad]
     optimiser = torch.optim.Adam(free, lr=training.learning_rate, weight_decay=training.weight_decay)
     measure = held_out or loss
-    best, best_epoch, kept = _mean(measure, validation, rows_at_once), 0, [tensor.detach().clone() for tensor in state]
-    for epoch in range(1, training.max_epochs + 1):
+    best, best_step, kept = _mean(measure, validation, rows_at_once), 0, [tensor.detach().clone() for tensor in state]
+    steps = 0
+    while steps < training.max_steps:
         order = rows[torch.randperm(len(rows), generator=generator, device="cpu")]
         for batch in order.split(training.batch_rows):
-            if before_step is not None:
-                before_step(batch)
             optimiser.zero_grad()
             for piece in batch.split(rows_at_once or len(batch)):
                 (loss(piece) * (len(piece) / len(batch))).backward()
             optimiser.step()
+            if after_step is not None:
+                after_step(batch)
+            steps += 1
         now = _mean(measure, validation, rows_at_once)
         if now < best:
-            best, best_epoch, kept = now, epoch, [tensor.detach().clone() for tensor in state]
-        elif epoch - best_epoch >= training.patience:
+            best, best_step, kept = now, steps, [tensor.detach().clone() for tensor in state]
+        elif steps - best_step >= training.patience:
             break
     with torch.no_grad():
         for tensor, value in zip(state, kept, strict=True):
             tensor.copy_(value)
-    return best_epoch
+    return best_step
 
 
 @torch.no_grad()

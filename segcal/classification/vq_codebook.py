@@ -39,7 +39,7 @@ def choose_slots(n_features: int, n_slots: int | None = None) -> int:
 
 def cut(features: Tensor, slot_size: int) -> Tensor:
     """(n, d) to (n, w, d / w): contiguous slots."""
-    return features.reshape(features.shape[0], -1, slot_size)
+    return features.reshape(features.shape[0], features.shape[1] // slot_size, slot_size)
 
 
 @torch.no_grad()
@@ -53,7 +53,7 @@ def assign(slots: Tensor, codebook: Tensor) -> Tensor:
     step = max(DISTANCES_AT_ONCE // codebook.shape[0], 1)
     exact = "donot_use_mm_for_euclid_dist"
     nearest = [torch.cdist(part, codebook, compute_mode=exact).argmin(1) for part in flat.split(step)]
-    return torch.cat(nearest).reshape(slots.shape[:-1]) if nearest else flat.new_zeros(slots.shape[:-1]).long()
+    return torch.cat(nearest).reshape(slots.shape[:-1])
 
 
 def draw_codebook(slots: Tensor, n_codes: int, generator: torch.Generator) -> Tensor:

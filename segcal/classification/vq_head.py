@@ -93,15 +93,17 @@ class QuantisedClassifier:
         weight = torch.zeros(shape, dtype=torch.float64, device=features.device, requires_grad=True)
         bias = torch.zeros(shape[1], dtype=torch.float64, device=features.device, requires_grad=True)
 
+        codes = assign(slots, codebook)
+
         def loss(chosen: Tensor) -> Tensor:
-            quantised = codebook[assign(slots[chosen], codebook)].flatten(1)
-            return cross_entropy(quantised @ weight + bias, labels[chosen])
+            codes[chosen] = assign(slots[chosen], codebook)
+            return cross_entropy(codebook[codes[chosen]].flatten(1) @ weight + bias, labels[chosen])
 
         def move_codewords(chosen: Tensor) -> None:
-            update_codebook(codebook, counts, slots[chosen], assign(slots[chosen], codebook), decay=decay)
+            update_codebook(codebook, counts, slots[chosen], codes[chosen], decay=decay)
 
         state = [weight, bias, codebook, counts]
-        train(state, loss, rows, validation, training, generator, before_step=move_codewords)
+        train(state, loss, rows, validation, training, generator, after_step=move_codewords)
         return cls(scale, codebook.cpu(), weight.detach().cpu(), bias.detach().cpu())
 
     def tensors(self) -> dict[str, Tensor]:
