@@ -98,7 +98,7 @@ def netcal(python: str, halves: list[Halves]) -> dict[str, NDArray[np.float64]]:
         labels = np.stack([pair[0].known_labels.numpy() for pair in halves])
         np.savez(source, fit_probs=fit, test_probs=test, fit_labels=labels)
         script = Path(__file__).with_name("_netcal_rows.py")
-        subprocess.run([python, str(script), str(source), str(target)], check=True, capture_output=True)
+        subprocess.run([python, str(script), str(source), str(target), "beta"], check=True, capture_output=True)
         return dict(np.load(target))
 
 
