@@ -1,6 +1,7 @@
 """Training losses against torch's cross-entropy on one batch of nnU-Net's size: forward and backward, time and memory.
 
-Memory is the peak of the process above what logits and labels take, read from the kernel (Linux only). One thread.
+Memory is the peak of a process of its own above what logits and labels take, read from the kernel (Linux only). One
+thread.
 
     python benchmarks/losses.py [--shape 2 5 128 128 128] [--only NAME …]
 """
@@ -8,14 +9,17 @@ Memory is the peak of the process above what logits and labels take, read from t
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from segcal.classification.losses import LOSSES, make_loss
+
+BATCH: list[Tensor] = []
+"""Logits and labels, filled in before the processes are forked."""
 
 
 def draw(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -27,12 +31,15 @@ def draw(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return logits.scatter_add_(1, labels[:, None], strength[:, None]), labels
 
 
-def peak_bytes(call: Callable[[], object]) -> tuple[float, int]:
-    """CPU seconds of the call and the growth of the process at its highest."""
+def measure(name: str) -> tuple[float, int]:
+    """CPU seconds of the second of two steps, and by how much the process grew at its highest."""
+    loss = torch.nn.CrossEntropyLoss() if name == "torch" else make_loss(name)
+    logits, labels = BATCH
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from the present size
     before = _status("VmRSS")
-    start = time.process_time()
-    call()
+    for _ in range(2):
+        start = time.process_time()
+        torch.autograd.grad(loss(logits, labels), logits)
     return time.process_time() - start, _status("VmHWM") - before
 
 
@@ -48,24 +55,18 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     logits, labels = draw(tuple(chosen.shape))
-    logits.requires_grad_()
-    plain = torch.nn.CrossEntropyLoss()
-    losses = {name: make_loss(name) for name in LOSSES if chosen.only is None or name in chosen.only}
-
-    def step(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], object]:
-        return lambda: torch.autograd.grad(loss(logits, labels), logits)
-
-    step(plain)()
-    seconds, memory = min(peak_bytes(step(plain)) for _ in range(3))
+    BATCH.extend([logits.requires_grad_(), labels])
+    names = ["torch", *(name for name in LOSSES if chosen.only is None or name in chosen.only)]
+    # A forked process sees the batch without a copy, and memory one loss leaves behind cannot hide what the next takes.
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        found = dict(zip(names, pool.map(measure, names, chunksize=1), strict=True))
     size = logits.numel() * logits.element_size()
-    print(
-        f"logits {'x'.join(map(str, chosen.shape))}: {size / 1e6:.0f} MB; torch {seconds:.2f} CPU s, {memory / 1e6:.0f} MB"
-    )
-    print("| loss | CPU s | x torch | peak MB | x logits |")
-    print("|---|---|---|---|---|")
-    for name, loss in losses.items():
-        found, peak = peak_bytes(step(loss))
-        print(f"| {name} | {found:.2f} | {found / seconds:.1f} | {peak / 1e6:.0f} | {peak / size:.1f} |", flush=True)
+    print(f"logits {'x'.join(map(str, chosen.shape))}: {size / 1e6:.0f} MB")
+    print("| loss | CPU s | x torch | peak MB | x torch | x logits |")
+    print("|---|---|---|---|---|---|")
+    for name, (seconds, peak) in found.items():
+        ratios = seconds / found["torch"][0], peak / found["torch"][1]
+        print(f"| {name} | {seconds:.2f} | {ratios[0]:.1f} | {peak / 1e6:.0f} | {ratios[1]:.1f} | {peak / size:.1f} |")
 
 
 if __name__ == "__main__":

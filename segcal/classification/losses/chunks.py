@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-CHUNK = 1 << 16
+CHUNK = 1 << 14
 
 
 def sum_over_chunks(function: Callable[..., Tensor], *vectors: Tensor, size: int = CHUNK) -> Tensor:
