@@ -114,7 +114,8 @@ def apply_calibrator(
         targets=(name for case in chosen for name in possible_files(case.id)),
     )
     job = _Job(manifest, out, record, settings)
-    work = ApplyWork(fitted, manifest, out, settings, device)
+    # Absolute, because whoever works on a case may have been started in another folder.
+    work = ApplyWork(fitted, manifest, out.absolute(), settings, device)
     run = ApplyRun(out, warnings=warnings)
     try:
         _run_cases(job, run, work, chosen, keep_going, progress, case_map)
