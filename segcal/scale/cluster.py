@@ -71,7 +71,7 @@ def open_cluster(
             address = _checked(scheduler)
         client = stack.enter_context(_connected(address, scheduler))
         _wait_for_a_worker(client, patience)
-        _check_versions(client)
+        _check_versions(client, versions())
         if tell is not None:
             for line in _about(client):
                 tell(line)
@@ -123,7 +123,7 @@ def _wait_for_a_worker(client: Client, wait_s: float) -> None:
         ) from None
 
 
-def _check_versions(client: Client) -> None:
+def _check_versions(client: Client, expected: Mapping[str, str]) -> None:
     """Those that are there now; later ones are looked at when they get their first case."""
     found: Mapping[str, Any] = client.run(versions, on_error="return")
     for address, theirs in found.items():
@@ -132,7 +132,7 @@ def _check_versions(client: Client) -> None:
                 f"worker {address} cannot run segcal ({type(theirs).__name__}: {theirs}). "
                 "Install segcal[dask] in the workers' environment."
             )
-        if (apart := difference(versions(), theirs, address)) is not None:
+        if (apart := difference(expected, theirs, address)) is not None:
             raise ClusterError(apart)
 
 

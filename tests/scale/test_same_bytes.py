@@ -24,12 +24,16 @@ from segcal.fitting.run import fit_many
 from segcal.manifest import Manifest
 from segcal.qa import run_qa
 from segcal.scale import DaskCases, open_cluster
+from segcal.settings import Choices, PipelineSettings, SearchSpace
 from tests.fit_data import write_ensemble
 from tests.scale.faulty import Slow
 
 CPU = torch.device("cpu")
 SPLIT = {"calibration": (0, 1, 2, 3), "validation": (4, 5), "test": (6, 7)}
 METHODS = ("ts", "ets", "dc", "cms_ap", "lts_ti")
+SETTINGS = {
+    "lts_ti": PipelineSettings(method="lts_ti", max_patches=30, space=SearchSpace(patience=Choices(choices=(2,))))
+}
 STUDY = StudySettings.parse(
     {"pipelines": [{"method": "dc", "pooling": "probabilities"}], "trials": 2, "rows": 4000, "replicates": 50},
     source="test",
@@ -53,7 +57,9 @@ def fitted(manifest: Manifest) -> dict[str, FittedCalibrator]:
 
 
 def fits(manifest: Manifest, case_map: CaseMap, **options: Any) -> dict[str, FittedCalibrator]:
-    return fit_many(manifest, METHODS, trials=7, polished=True, device=CPU, case_map=case_map, **options)
+    return fit_many(
+        manifest, METHODS, trials=7, polished=True, settings=SETTINGS, device=CPU, case_map=case_map, **options
+    )
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
@@ -75,8 +81,8 @@ def test_fit_of_regions(cluster: DaskCases, tmp_path: Path) -> None:
 
 
 def test_the_chosen_calibrator(cluster: DaskCases, manifest: Manifest) -> None:
-    alone, _ = choose_calibrator(manifest, trials=2, device=CPU)
-    found, _ = choose_calibrator(manifest, trials=2, device=CPU, case_map=cluster)
+    alone, _ = choose_calibrator(manifest, trials=2, settings=SETTINGS, device=CPU)
+    found, _ = choose_calibrator(manifest, trials=2, settings=SETTINGS, device=CPU, case_map=cluster)
     assert found.sha256 == alone.sha256
 
 
