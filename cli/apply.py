@@ -11,6 +11,7 @@ from segcal.errors import UsageError
 from segcal.types import AppliedPooling, Kind
 
 from .common import DIFFERING, DebugOption, DeviceOption, JsonOption, Output, QuietOption, example
+from .scaling import SchedulerOption, WorkersOption, chosen_workers
 
 # Imported when the command runs, so that its help does not wait for torch.
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def apply(
         bool, typer.Option("--keep-going", help="Leave a broken case out, list it at the end, exit 1.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Apply a method that needs logits to probabilities.")] = False,
+    workers: WorkersOption = None,
+    scheduler: SchedulerOption = None,
     device: DeviceOption = "auto",
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -85,7 +88,7 @@ def apply(
         manifest = _scanned(output, fitted, [*member, *(data or [])], kind, images, dataset_json)
     else:
         manifest = _loaded(data or [], with_scan_options=bool(kind or images or dataset_json))
-    with output.stages() as progress:
+    with chosen_workers(output, scheduler, workers) as case_map, output.stages() as progress:
         run = apply_calibrator(
             fitted,
             manifest,
@@ -101,6 +104,7 @@ def apply(
             force=force,
             cases=case,
             progress=progress,
+            case_map=case_map,
         )
     _report(output, run, fitted.info.method)
     if run.failed:

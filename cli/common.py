@@ -100,6 +100,11 @@ class Output:
         if not self.silent:
             print(text)
 
+    def note(self, text: str) -> None:
+        """Print one line for people on stderr: about the run, not of its result."""
+        if not self.silent:
+            print(text, file=sys.stderr, flush=True)
+
     def warn(self, text: str) -> None:
         """Print a warning on stderr; also with --quiet and --json, because results may not mean what they seem to."""
         print(f"warning: {text}", file=sys.stderr)

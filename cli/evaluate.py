@@ -20,6 +20,7 @@ from segcal.manifest import Manifest
 from segcal.metrics import MetricSettings
 
 from .common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, example
+from .scaling import SchedulerOption, WorkersOption, chosen_workers
 
 
 @example("segcal evaluate manifest.yaml --split 0 --calibrator cms_ap.safetensors --out results")
@@ -47,6 +48,8 @@ def evaluate(
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Leave broken cases out and name them.")] = False,
     force: Annotated[bool, typer.Option("--force", help="A shift-sensitive calibrator on the other kind.")] = False,
+    workers: WorkersOption = None,
+    scheduler: SchedulerOption = None,
     device: DeviceOption = "auto",
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -59,7 +62,7 @@ def evaluate(
     output = Output(json=json, quiet=quiet)
     data = Manifest.load(manifest)
     check_folder(out)
-    with output.stages() as progress:
+    with chosen_workers(output, scheduler, workers) as case_map, output.stages() as progress:
         result = run_evaluation(
             data,
             _calibrators(calibrator or []),
@@ -73,6 +76,7 @@ def evaluate(
             force=force,
             device=resolve_device(device, sums=True),
             progress=progress,
+            case_map=case_map,
         )
     result.save(out)
     for text in result.summary["warnings"]:

@@ -20,6 +20,7 @@ from segcal.settings import PipelineSettings, load_settings
 from segcal.types import Pooling
 
 from .common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, example
+from .scaling import SchedulerOption, WorkersOption, chosen_workers
 
 AUTO = "auto"
 
@@ -66,6 +67,8 @@ def fit(
         Path | None, typer.Option(help="File that keeps finished trials, to go on after a stop.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Decides sample, drawn split and trials (0).")] = None,
+    workers: WorkersOption = None,
+    scheduler: SchedulerOption = None,
     device: DeviceOption = "auto",
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -104,16 +107,16 @@ def fit(
         "storage": storage,
         "device": resolve_device(device, sums=True),
     }
-    with output.stages() as progress:
+    with chosen_workers(output, scheduler, workers) as case_map, output.stages() as progress:
         if automatic:
             wanted = criterion or "nll"
             chosen, candidates = choose_calibrator(
-                data, criterion=wanted, allow_flips=allow_flips, progress=progress, **options
+                data, criterion=wanted, allow_flips=allow_flips, progress=progress, case_map=case_map, **options
             )
             fitted = {AUTO: chosen}
         else:
             given = {name: value for name, value in settings.items() if value is not None}
-            fitted = fit_many(data, list(settings), settings=given, progress=progress, **options)
+            fitted = fit_many(data, list(settings), settings=given, progress=progress, case_map=case_map, **options)
     if automatic:
         _show_choice(output, chosen, candidates, wanted)
     _save(output, fitted, paths)

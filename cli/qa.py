@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, example
+from .scaling import SchedulerOption, WorkersOption, chosen_workers
 
 SHOWN = 20
 
@@ -30,6 +31,8 @@ def qa(
     case: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this case; repeat for more.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when a case is flagged.")] = False,
     force: Annotated[bool, typer.Option("--force", help="A shift-sensitive calibrator on the other kind.")] = False,
+    workers: WorkersOption = None,
+    scheduler: SchedulerOption = None,
     device: DeviceOption = "auto",
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -47,7 +50,7 @@ def qa(
     output = Output(json=json, quiet=quiet)
     settings = load_qa_settings(config)
     fitted = None if calibrator is None else load_calibrator(calibrator)
-    with output.stages() as progress:
+    with chosen_workers(output, scheduler, workers) as case_map, output.stages() as progress:
         result: QaResult = run_qa(
             data,
             calibrator=fitted,
@@ -57,6 +60,7 @@ def qa(
             force=force,
             device=resolve_device(device, sums=True),
             progress=progress,
+            case_map=case_map,
         )
     result.save(out)
     for text in result.warnings:

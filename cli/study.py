@@ -16,6 +16,7 @@ from segcal.evaluation.tables import TITLES, cell
 from segcal.manifest import Manifest
 
 from .common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, example
+from .scaling import SchedulerOption, WorkersOption, chosen_workers
 
 
 @example("segcal study manifest.yaml --config quick --out study")
@@ -36,6 +37,8 @@ def study(
     trials: Annotated[int | None, typer.Option(min=1, help="Settings tried when tuning a pipeline.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Partitions, samples, trials and resamples.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on in a folder that holds the same study.")] = False,
+    workers: WorkersOption = None,
+    scheduler: SchedulerOption = None,
     device: DeviceOption = "auto",
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -54,7 +57,7 @@ def study(
         trials=trials,
         seed=seed,
     )
-    with output.stages() as progress:
+    with chosen_workers(output, scheduler, workers) as case_map, output.stages() as progress:
         result = run_study(
             Manifest.load(manifest),
             settings,
@@ -63,6 +66,7 @@ def study(
             resume=resume,
             device=resolve_device(device, sums=True),
             progress=progress,
+            case_map=case_map,
         )
     for text in result.summary["warnings"]:
         output.warn(text)

@@ -20,6 +20,7 @@ import segcal
 from segcal.applying.files import possible_files
 from segcal.applying.inputs import input_files, input_fingerprints
 from segcal.applying.record import ApplySettings, CaseEntry, Recipe, RunRecord, open_record
+from segcal.applying.record_pace import RecordPace
 from segcal.applying.stored import MapFormat, StorageType, check_storage
 from segcal.applying.work import ApplyWork, CaseToApply
 from segcal.case_map import CaseMap, in_process
@@ -118,10 +119,12 @@ def apply_calibrator(
         targets=(name for case in chosen for name in possible_files(case.id)),
     )
     job = _Job(manifest, out, record, settings)
-    work = ApplyWork(fitted, manifest, out, settings, device)
+    # Absolute, because whoever works on a case may have been started in another folder.
+    work = ApplyWork(fitted, manifest, out.absolute(), settings, device)
     run = ApplyRun(out, warnings=warnings)
     try:
-        _run_cases(job, run, work, chosen, keep_going, progress, case_map)
+        with job.pace.saved_at_the_end(record, out):
+            _run_cases(job, run, work, chosen, keep_going, progress, case_map)
     except KeyboardInterrupt:
         finished = len(run.done) + len(job.standing)
         raise Interrupted(
@@ -144,6 +147,7 @@ class _Job:
     settings: ApplySettings
     before: dict[str, CaseEntry] = field(default_factory=dict)
     standing: set[str] = field(default_factory=set)
+    pace: RecordPace = field(default_factory=RecordPace)
 
     def to_do(self, cases: Sequence[ManifestCase]) -> Iterator[CaseToApply]:
         """Cases in order, without those whose files are there already: they are noted in `standing`."""
@@ -215,7 +219,7 @@ def _run_cases(
                 continue
             # Only now are all files of the case finished.
             job.record.cases[case_id] = applied.entry
-            job.record.save(job.out)
+            job.pace.save(job.record, job.out)
             noticed.merge(applied.noticed)
             run.done.append(case_id)
             run.n_floored += applied.entry.n_floored

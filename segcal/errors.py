@@ -53,3 +53,11 @@ class OutputError(SegcalError, OSError):
 
 class Interrupted(SegcalError):
     """The user or the system asked the run to stop; everything finished so far is on disk."""
+
+
+class ClusterError(SegcalError, RuntimeError):
+    """The machines the work runs on are not there, or no longer: nothing that one case could be blamed for."""
+
+
+class LostCaseError(SegcalError, RuntimeError):
+    """The workers that tried a case died or ran out of memory, one after the other."""

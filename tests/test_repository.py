@@ -163,6 +163,10 @@ def test_constraints_pin_torch_with_its_torchvision_and_no_local_builds() -> Non
 
 def test_constraints_cover_everything_make_setup_installs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    wanted = [
+        *project["dependencies"],
+        *project["optional-dependencies"]["dev"],
+        *project["optional-dependencies"]["dask"],
+    ]
     names = {normal(re.split(r"[<>=!~\[ ]", requirement)[0]) for requirement in wanted}
     assert names <= set(pins())

@@ -1,7 +1,7 @@
 """run.json: what a run of `segcal apply` read, wrote and was asked for, so it can be resumed and audited.
 
-The file is replaced as a whole after every case, and only after the case's own files are finished: whatever
-interrupts a run, every case that run.json calls done is complete on disk.
+The file is replaced as a whole after every case (less often when it is very long), and only after the case's own files
+are finished: whatever interrupts a run, every case that run.json calls done is complete on disk.
 """
 
 from __future__ import annotations

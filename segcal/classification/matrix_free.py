@@ -22,7 +22,7 @@ from segcal.calibrators.matrix import ConstrainedMatrixScaling, VectorScaling
 from segcal.calibrators.temperature import TemperatureScaling
 from segcal.fitting.exact import KKT_PROMISE, Solution, expert_name, experts_of, starved
 from segcal.fitting.newton import minimise
-from segcal.fitting.problem import Penalty
+from segcal.fitting.problem import Penalty, expert_of
 from segcal.fitting.rows import Rows
 
 MAX_ITERATIONS = 100
@@ -203,8 +203,8 @@ def _problem(method: type[AffineCalibrator], design: AffineDesign, rows: Rows, p
     if method is VectorScaling:
         return _Problem(_Diagonal(rows.logits), rows.labels, design, penalty)
     n = rows.n_classes
-    view = method.view(rows.logits, rows.decision)
-    features, place = view.features, np.arange(n * (n + 1)).reshape(n + 1, n)
+    view = method.view(rows.logits.T.contiguous(), expert_of(method, rows))
+    features, place = view.complete(design).T.contiguous(), np.arange(n * (n + 1)).reshape(n + 1, n)
     if method is ConstrainedMatrixScaling:
         # theta = (W without its last column row by row, s, b). With equal row sums W z = W_free (z - z_C) + s z_C, and
         # the last term is the same for all classes: s reaches the penalty only.

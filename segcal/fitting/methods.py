@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from segcal.calibrators import CALIBRATORS, Calibrator
 from segcal.calibrators.affine import AffineCalibrator
 from segcal.calibrators.ensemble_temperature import EnsembleTemperatureScaling
+from segcal.case_map import CaseMap, in_process
 from segcal.errors import UsageError
 from segcal.fitting.adam import AdamSettings, solve_adam
 from segcal.fitting.exact import ExactSolver, Solution
@@ -71,11 +73,13 @@ class TuningJob:
         problem: identifies data and settings in the storage file.
         storage: journal file, None for memory only.
         on_trial: told about every finished trial.
+        case_map: where they run.
     """
 
     problem: str
     storage: Path | None = None
     on_trial: OnTrial | None = None
+    case_map: CaseMap = in_process
 
 
 def tuned_names(settings: PipelineSettings, n_classes: int) -> list[str]:
@@ -105,14 +109,10 @@ def fit_method(settings: PipelineSettings, channel: Channel, job: TuningJob, *, 
     if not issubclass(method, AffineCalibrator):
         solution = _fit_simple(method, channel.rows)
         return _judged(solution, {}, channel.rows, validation)
-    solve = _exact(method, channel.rows, channel.class_names)
+    solve: Solve = _Exact(method, channel.rows, channel.class_names)
     if settings.solver == "adam":
-        solve = _adam(method, channel.rows, _needed(validation, settings), channel.class_names)
-
-    def objective(values: Mapping[str, float], report: Report) -> float:
-        return _needed(validation, settings).mean(solve(values, report).calibrator)
-
-    values = _tuned(settings, channel, job, objective)
+        solve = _Adam(method, channel.rows, _needed(validation, settings), channel.class_names)
+    values = _tuned(settings, channel, job, lambda fixed: _Judge(solve, _needed(validation, settings), fixed))
     return _judged(solve(values, _ignore), values, channel.rows, validation)
 
 
@@ -125,25 +125,89 @@ def _fit_simple(method: type[Calibrator], rows: Rows) -> Solution:
 Solve = Callable[[Mapping[str, float], Report], Solution]
 
 
-def _exact(method: type[AffineCalibrator], rows: Rows, class_names: Sequence[str]) -> Solve:
-    solver = ExactSolver(method, rows, class_names=class_names)
-    # Every trial starts from the same solution: few steps, and no trial depends on which ones ran before.
-    anchor = solver.solve(Penalty(1e-3, 1e-3) if method.penalised else Penalty()).calibrator
-    assert isinstance(anchor, AffineCalibrator)
+@dataclass(eq=False)
+class _Exact:
+    """Solves for a penalty; picklable, so that trials can run elsewhere."""
 
-    def solve(values: Mapping[str, float], report: Report) -> Solution:
+    method: type[AffineCalibrator]
+    rows: Rows
+    class_names: Sequence[str]
+
+    def __call__(self, values: Mapping[str, float], report: Report) -> Solution:
+        solver, anchor = self._prepared
         return solver.solve(Penalty(values.get("lambda", 0.0), values.get("mu", 0.0)), start=anchor)
 
-    return solve
+    @cached_property
+    def _prepared(self) -> tuple[ExactSolver, AffineCalibrator]:
+        solver = ExactSolver(self.method, self.rows, class_names=self.class_names)
+        # Every trial starts from the same solution: few steps, and no trial depends on which ones ran before.
+        anchor = solver.solve(Penalty(1e-3, 1e-3) if self.method.penalised else Penalty()).calibrator
+        assert isinstance(anchor, AffineCalibrator)
+        return solver, anchor
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "_prepared"}
 
 
-def _adam(method: type[AffineCalibrator], rows: Rows, validation: Likelihood, class_names: Sequence[str]) -> Solve:
-    def solve(values: Mapping[str, float], report: Report) -> Solution:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Adam:
+    """Solves for a penalty, learning rate and patience by the published protocol."""
+
+    method: type[AffineCalibrator]
+    rows: Rows
+    validation: Likelihood
+    class_names: Sequence[str]
+
+    def __call__(self, values: Mapping[str, float], report: Report) -> Solution:
         penalty = Penalty(values.get("lambda", 0.0), values.get("mu", 0.0))
         chosen = AdamSettings(values["learning_rate"], int(values["patience"]))
-        return solve_adam(method, rows, validation, penalty, chosen, class_names=class_names, on_epoch=report)
+        return solve_adam(
+            self.method, self.rows, self.validation, penalty, chosen, class_names=self.class_names, on_epoch=report
+        )
 
-    return solve
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Judge:
+    """The objective of a trial: validation NLL of what the solver finds."""
+
+    solve: Solve
+    validation: Likelihood
+    fixed: Mapping[str, float]
+
+    def __call__(self, values: Mapping[str, float], report: Report) -> float:
+        return self.validation.mean(self.solve({**self.fixed, **values}, report).calibrator)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Local:
+    """Trains local temperature scaling."""
+
+    train: PatchSample
+    validation: PatchSample
+    translation_invariant: bool
+    seed: int
+    device: torch.device
+
+    def __call__(self, values: Mapping[str, float], report: Report) -> LocalFit:
+        return fit_local(
+            self.train,
+            self.validation,
+            translation_invariant=self.translation_invariant,
+            seed=self.seed,
+            device=self.device,
+            learning_rate=values["learning_rate"],
+            patience=int(values["patience"]),
+            alpha=values["alpha"],
+            on_epoch=report,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _LocalJudge:
+    solve: _Local
+
+    def __call__(self, values: Mapping[str, float], report: Report) -> float:
+        return self.solve(values, report).validation_nll
 
 
 def _fit_local(settings: PipelineSettings, channel: Channel, job: TuningJob, device: torch.device) -> MethodFit:
@@ -154,20 +218,8 @@ def _fit_local(settings: PipelineSettings, channel: Channel, job: TuningJob, dev
             f"{settings.method} stops early on validation cases, but there are none; give a split with some"
         )
 
-    def solve(values: Mapping[str, float], report: Report) -> LocalFit:
-        return fit_local(
-            train,
-            validation,
-            translation_invariant=settings.method == "lts_ti",
-            seed=settings.seed,
-            device=device,
-            learning_rate=values["learning_rate"],
-            patience=int(values["patience"]),
-            alpha=values["alpha"],
-            on_epoch=report,
-        )
-
-    values = _tuned(settings, channel, job, lambda v, report: solve(v, report).validation_nll)
+    solve = _Local(train, validation, settings.method == "lts_ti", settings.seed, device)
+    values = _tuned(settings, channel, job, lambda _: _LocalJudge(solve))
     fit = solve(values, _ignore)
     solution = Solution(fit.calibrator, fit.objective, float("nan"), fit.warnings)
     return MethodFit(solution, values, fit.fit_nll, fit.validation_nll)
@@ -177,7 +229,7 @@ def _tuned(
     settings: PipelineSettings,
     channel: Channel,
     job: TuningJob,
-    objective: Objective,
+    objective: Callable[[Mapping[str, float]], Objective],
 ) -> dict[str, float]:
     """Fixed values and, where something is left open, the best of the trials."""
     n_classes = len(channel.class_names)
@@ -196,7 +248,7 @@ def _tuned(
     from segcal.tuning.search import tune  # here, because it brings Optuna
 
     found = tune(
-        lambda v, report: objective({**fixed, **v}, report),
+        objective(fixed),
         names,
         settings.space,
         n_trials=settings.trials,
@@ -204,6 +256,7 @@ def _tuned(
         problem=job.problem,
         storage=job.storage,
         on_trial=job.on_trial,
+        case_map=job.case_map,
     )
     return {**fixed, **found.values}
 

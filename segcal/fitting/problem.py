@@ -137,7 +137,7 @@ def softmax_problem(method: type[AffineCalibrator], rows: Rows, penalty: Penalty
     """The problem of one expert (or of the only map) on the rows it sees; the mean is over `rows.n_voxels`."""
     design = method.design(rows.n_classes)
     scale = 1.0 / max(rows.n_voxels, 1.0)
-    expert = _expert(method, rows)
+    expert = expert_of(method, rows)
     blocks = []
     for part in rows.blocks():
         view = method.view(rows.logits[part].to(torch.float64).T.contiguous(), expert)
@@ -147,7 +147,7 @@ def softmax_problem(method: type[AffineCalibrator], rows: Rows, penalty: Penalty
     return problem.with_penalty(penalty)
 
 
-def _expert(method: type[AffineCalibrator], rows: Rows) -> int | None:
+def expert_of(method: type[AffineCalibrator], rows: Rows) -> int | None:
     """The class all rows were decided as, for methods that have a map per class."""
     if not method.class_conditional or not rows.n_rows:
         return None

@@ -246,7 +246,7 @@ class _FitRun:
             )
             for name, settings in self.pipelines.items():
                 problem = self._problem(channel, settings, split, files)
-                job = TuningJob(problem, self.options.storage, self._on_trial(name))
+                job = TuningJob(problem, self.options.storage, self._on_trial(name), self.case_map)
                 fits[channel, name] = fit_method(settings, samples, job, device=self.device)
         return fits
 

@@ -38,7 +38,7 @@ class AppliedFolder(Source):
         images: Path | None = None,
         cases: Sequence[str] | None = None,
     ) -> None:
-        self._folder = folder
+        self._folder = folder.absolute()  # whoever loads a case may have been started in another folder
         self._record = _record(folder)
         self._device = device
         if fitted is not None and fitted.sha256 != self._record.calibrator_sha256:
@@ -51,7 +51,7 @@ class AppliedFolder(Source):
         self.warnings = () if self._record.complete else (f"{folder}: the run of `segcal apply` did not finish",)
         self.names = _names(self._record.settings.label_values, fitted)
         self.reference: Mapping[str, tuple[float, ...]] = {}
-        self._images = {} if images is None else find_images(images, self.ids)
+        self._images = {} if images is None else find_images(images.absolute(), self.ids)
         self.describe = {
             "source": "applied folder",
             "name": self._record.manifest_name,

@@ -21,6 +21,7 @@ from segcal.qa.pictures import QaSlice, cut_slice, draw_slice
 from segcal.qa.results import FlaggedCase, QaResult
 from segcal.qa.settings import QaSettings, load_qa_settings
 from segcal.qa.sources import Source
+from segcal.threads import one_thread
 from segcal.types import Progress
 
 
@@ -112,8 +113,9 @@ class _Look:
     settings: QaSettings
 
     def __call__(self, case_id: str) -> tuple[FlaggedCase, QaSlice | None]:
-        maps = self.source.load(case_id)
-        case = measure(maps, self.source.names, self.settings, self.source.reference)
+        with one_thread():  # its sums are those of a worker, whatever the threads of this process
+            maps = self.source.load(case_id)
+            case = measure(maps, self.source.names, self.settings, self.source.reference)
         flagged = FlaggedCase(case, case_flags(case, self.settings))
         wanted = bool(flagged.flags) and self.settings.max_pictures > 0
         return flagged, cut_slice(maps) if wanted else None

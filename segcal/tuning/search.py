@@ -6,14 +6,18 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.samplers import TPESampler
 from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
+from segcal.case_map import CaseMap, in_process
 from segcal.errors import DataError
 from segcal.settings import Choices, LogRange, SearchSpace
 from segcal.tuning import Objective
@@ -21,6 +25,8 @@ from segcal.tuning.journal import naming_the_file, open_journal
 
 SENSIBLE = {"lambda": 1e-3, "mu": 1e-3, "alpha": 1e-4, "learning_rate": 1e-2, "patience": 20}
 """The first trial: what one would try by hand."""
+BATCH = 5
+"""Trials that do not know of each other and can run at once. TPE's first ten are drawn blindly anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +48,13 @@ def tune(
     problem: str,
     storage: Path | None = None,
     on_trial: Callable[[int, int], None] | None = None,
+    case_map: CaseMap = in_process,
 ) -> Tuned:
     """Minimise `objective(values, report)` over the named hyper-parameters.
 
-    Every trial has a sampler seeded by (seed, index of the trial), so a search that was killed and goes on from
-    its file asks the same questions as one that was not.
+    Trials are asked in batches of fixed size and told in order. Every trial has a sampler seeded by (seed, index of
+    the trial), so a search that was killed and goes on from its file, or has its trials run at once on many machines,
+    asks the same questions as one that was not.
 
     Args:
         objective: validation NLL of a setting.
@@ -57,13 +65,14 @@ def tune(
         problem: names data, method and settings; trials of another problem in the same file do not mix in.
         storage: journal file to resume from.
         on_trial: called as on_trial(done, total).
+        case_map: where the trials run; here, one after the other, by default.
     """
     # Its one warning on this path is about the lock of a killed process, which is expected and dealt with.
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     if storage is None:
-        return _search(InMemoryStorage(), objective, names, space, n_trials, seed, problem, on_trial)
+        return _search(InMemoryStorage(), objective, names, space, n_trials, seed, problem, on_trial, case_map)
     with naming_the_file(storage):
-        return _search(open_journal(storage), objective, names, space, n_trials, seed, problem, on_trial)
+        return _search(open_journal(storage), objective, names, space, n_trials, seed, problem, on_trial, case_map)
 
 
 def _search(
@@ -75,23 +84,25 @@ def _search(
     seed: int,
     problem: str,
     on_trial: Callable[[int, int], None] | None,
+    case_map: CaseMap,
 ) -> Tuned:
-    study = optuna.create_study(
-        storage=storage,
-        study_name=hashlib.sha256(problem.encode()).hexdigest()[:32],
-        load_if_exists=True,
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=20),
-    )
-    _close_killed_trials(study)
-    while (done := len(_finished(study))) < n_trials:
-        # Two trials at once would change what TPE proposes, so a running one must not count: no constant liar.
-        study.sampler = TPESampler(seed=_trial_seed(seed, done), constant_liar=False)
-        # Asked again if the first trial was killed, once if the process died between queueing and asking.
-        if done == 0 and not study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-            study.enqueue_trial(_as_parameters(names, space))
-        _run_trial(study, objective, names, space)
-        if on_trial is not None:
-            on_trial(done + 1, n_trials)
+    name = hashlib.sha256(problem.encode()).hexdigest()[:32]
+    study = optuna.create_study(storage=storage, study_name=name, load_if_exists=True)
+    work = _TrialWork(objective)
+    while (done := len(finished := _finished(study))) < n_trials:
+        # What a trial asks depends on the batches before its own and on its index only: not on how many of its batch
+        # were finished before a stop, nor on which of them was finished first.
+        start = done - done % BATCH
+        batch = [
+            _proposed(finished[:start], names, space, index, seed)
+            for index in range(done, min(start + BATCH, n_trials))
+        ]
+        with closing(case_map(work, batch)) as outcomes:
+            for outcome in outcomes:
+                study.add_trial(outcome.item.told(outcome.result()))
+                done += 1
+                if on_trial is not None:
+                    on_trial(done, n_trials)
     complete = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
     if not complete:
         raise DataError(f"tuning ended without a result: none of {n_trials} trials gave a finite validation NLL")
@@ -101,25 +112,90 @@ def _search(
     return Tuned(json.loads(best.user_attrs["values"]), best.value, len(_finished(study)))
 
 
-def _run_trial(study: optuna.Study, objective: Objective, names: Sequence[str], space: SearchSpace) -> None:
+@dataclass(frozen=True, slots=True, eq=False)
+class _TrialResult:
+    """Validation NLL, not finite if the trial was pruned or came to nothing, and what was reported on the way."""
+
+    value: float
+    steps: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Proposal:
+    """One question.
+
+    Attributes:
+        index: of the trial.
+        values: what the objective is asked for.
+        parameters, distributions: the same in Optuna's words.
+        known: the trials of the batches before, which pruning compares with.
+    """
+
+    index: int
+    values: Mapping[str, float]
+    parameters: Mapping[str, Any]
+    distributions: Mapping[str, BaseDistribution]
+    known: Sequence[FrozenTrial]
+
+    def __str__(self) -> str:
+        return f"trial {self.index}"
+
+    def told(self, result: _TrialResult) -> FrozenTrial:
+        """The trial as it is kept; one without a finite result counts as tried and is never the best."""
+        finite = math.isfinite(result.value)
+        return optuna.trial.create_trial(
+            state=TrialState.COMPLETE if finite else TrialState.PRUNED,
+            value=result.value if finite else None,
+            params=dict(self.parameters),
+            distributions=dict(self.distributions),
+            user_attrs={"values": json.dumps(self.values, sort_keys=True)},
+            intermediate_values=dict(result.steps),
+        )
+
+
+def _proposed(
+    known: Sequence[FrozenTrial], names: Sequence[str], space: SearchSpace, index: int, seed: int
+) -> _Proposal:
+    """What TPE asks in trial `index`, knowing the trials of the batches before."""
+    sampler = TPESampler(seed=_trial_seed(seed, index), constant_liar=False)
+    study = optuna.create_study(sampler=sampler)
+    study.add_trials(known)
+    if index == 0:
+        study.enqueue_trial(_as_parameters(names, space))
     trial = study.ask()
     values = {name: _suggest(trial, name, _range(space, name)) for name in names}
-    trial.set_user_attr("values", json.dumps(values, sort_keys=True))
+    return _Proposal(index, values, trial.params, trial.distributions, known)
 
-    def report(step: int, value: float) -> None:
-        trial.report(value, step)
-        if trial.should_prune():
-            raise optuna.TrialPruned
 
-    try:
-        value = objective(values, report)
-    except optuna.TrialPruned:
-        value = math.nan
-    # A trial without a finite result counts as tried and is never the best.
-    if math.isfinite(value):
-        study.tell(trial, value)
-    else:
-        study.tell(trial, state=TrialState.PRUNED)
+@dataclass(frozen=True, slots=True, eq=False)
+class _TrialWork:
+    """From a question to its answer: what `segcal.case_map` runs."""
+
+    objective: Objective
+
+    def __call__(self, asked: _Proposal) -> _TrialResult:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        steps: dict[int, float] = {}
+        pruning: list[optuna.Trial] = []
+
+        def report(step: int, value: float) -> None:
+            if not pruning:  # made when it is needed: the exact solver never reports
+                pruning.append(_pruned_trial(asked.known))
+            steps[step] = value
+            pruning[0].report(value, step)
+            if pruning[0].should_prune():
+                raise optuna.TrialPruned
+
+        try:
+            return _TrialResult(self.objective(asked.values, report), steps)
+        except optuna.TrialPruned:
+            return _TrialResult(math.nan, steps)
+
+
+def _pruned_trial(known: Sequence[FrozenTrial]) -> optuna.Trial:
+    study = optuna.create_study(pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=20))
+    study.add_trials(known)
+    return study.ask()
 
 
 def _suggest(trial: optuna.Trial, name: str, allowed: LogRange | Choices) -> float:
@@ -152,12 +228,6 @@ def _range(space: SearchSpace, name: str) -> LogRange | Choices:
 
 def _finished(study: optuna.Study) -> list[FrozenTrial]:
     return [trial for trial in study.trials if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)]
-
-
-def _close_killed_trials(study: optuna.Study) -> None:
-    """A trial that was running when the process died would stay so for ever."""
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        study.tell(trial.number, state=TrialState.FAIL)
 
 
 def _trial_seed(seed: int, index: int) -> int:

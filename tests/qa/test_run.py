@@ -21,6 +21,7 @@ from segcal.qa.boundary import NO_BOUNDARY, boundary_zone, mean_in_zone
 from segcal.qa.case import QaCase, QaMaps, measure
 from segcal.qa.outlyingness import NO_LOGITS
 from tests.apply_data import CLASSES, CPU, STORAGE, make_fitted, rotated, temperature, write_manifest, write_member
+from tests.fit_data import write_ensemble
 from tests.qa.batches import REGION_KEYS, blob, labelled, remembering
 
 QUIET = QaSettings(
@@ -299,3 +300,16 @@ def test_progress_counts_the_cases(manifest: Manifest) -> None:
     seen: list[tuple[str, int, int]] = []
     look(manifest, calibrator=temperature(1.0), progress=lambda *step: seen.append(step))
     assert seen == [("qa", 0, 2), ("qa", 1, 2), ("qa", 2, 2)]
+
+
+def test_the_number_of_threads_changes_no_byte(tmp_path: Path) -> None:
+    large = write_ensemble(tmp_path, n_cases=1, shape=(12, 64, 64))  # enough voxels for torch to share them out
+    before = torch.get_num_threads()
+    try:
+        texts = []
+        for n_threads in (1, 3):
+            torch.set_num_threads(n_threads)
+            texts.append(run_qa(large, calibrator=temperature(1.0)).csv())
+    finally:
+        torch.set_num_threads(before)
+    assert texts[0] == texts[1]

@@ -1,0 +1,43 @@
+"""The options of every command that can work on many cases at once: `--workers N` and `--scheduler ADDRESS`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from segcal.errors import UsageError
+
+from .common import Output
+
+if TYPE_CHECKING:
+    from segcal.case_map import CaseMap
+
+WorkersOption = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, metavar="N", help="Work in N processes of this machine; needs segcal[dask]."),
+]
+SchedulerOption = Annotated[
+    str | None,
+    typer.Option("--scheduler", metavar="ADDRESS", help="Work on a Dask cluster, tcp://host:8786; needs segcal[dask]."),
+]
+
+
+@contextmanager
+def chosen_workers(output: Output, scheduler: str | None, workers: int | None) -> Iterator[CaseMap]:
+    """Yield the `case_map` argument of a library function: this process unless an option says otherwise."""
+    if scheduler is None and workers is None:
+        from segcal.case_map import in_process
+
+        yield in_process
+        return
+    if scheduler is not None and workers is not None:
+        raise UsageError("--workers starts processes here, --scheduler uses those of a cluster; give one of them")
+    try:
+        from segcal.scale import open_cluster
+    except ImportError as error:
+        raise UsageError(f"--workers and --scheduler need Dask ({error}): pip install 'segcal[dask]'") from error
+    with open_cluster(scheduler=scheduler, workers=workers, tell=output.note) as cases:
+        yield cases

@@ -1,0 +1,160 @@
+"""Where the work goes: processes of this machine, or a Dask cluster that somebody started."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import dask
+from distributed import Client, LocalCluster
+
+from segcal.errors import ClusterError, UsageError
+from segcal.scale.dask_cases import DaskCases
+from segcal.scale.remote import difference, versions
+
+DEFAULT_WAIT_S = 300.0
+"""For the first worker, and for another one when all are gone; Dask's setting `segcal.wait-for-workers` changes it."""
+CONNECT_S = 20.0
+
+LOCAL_SETTINGS: dict[str, Any] = {
+    # A case that took down three workers in a row is tried once more alone and then given up.
+    "distributed.scheduler.allowed-failures": 2,
+    # A paused worker would wait for memory that nobody frees; one that outgrows its share is ended and its case tried
+    # elsewhere. Spilling has no point: workers keep nothing but small results.
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.terminate": 0.95,
+}
+
+
+SETTINGS: dict[str, Any] = {
+    # A condensed sample travels once a method; Dask would advise against sending so much.
+    "distributed.admin.large-graph-warning-threshold": "1GB",
+}
+
+
+@contextmanager
+def open_cluster(
+    *,
+    scheduler: str | None = None,
+    workers: int | None = None,
+    memory_limit: str | int = "auto",
+    wait_s: float | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Iterator[DaskCases]:
+    """Connect to a scheduler, or start worker processes on this machine, for as long as the block lasts.
+
+    Args:
+        scheduler: address, `tcp://host:8786` or `tls://…`; TLS files are Dask's settings (docs/scaling.md).
+        workers: number of local processes of one thread each, on the loopback address only.
+        memory_limit: of each local process; by default its share of the machine's memory.
+        wait_s: how long to wait for a worker before giving up.
+        tell: told where the dashboard is, in one line.
+
+    Raises:
+        ClusterError: nobody answers, no worker arrives, or the workers run other versions.
+    """
+    if (scheduler is None) == (workers is None):
+        raise UsageError("give either --scheduler ADDRESS or --workers N")
+    patience = wait_s if wait_s is not None else float(dask.config.get("segcal.wait-for-workers", DEFAULT_WAIT_S))
+    with ExitStack() as stack:
+        stack.enter_context(_quiet("distributed"))
+        stack.enter_context(dask.config.set(SETTINGS | ({} if workers is None else LOCAL_SETTINGS)))
+        if workers is not None:
+            address: Any = stack.enter_context(_local(workers, memory_limit))
+        else:
+            assert scheduler is not None
+            address = _checked(scheduler)
+        client = stack.enter_context(_connected(address, scheduler))
+        _wait_for_a_worker(client, patience)
+        _check_versions(client, versions())
+        if tell is not None:
+            for line in _about(client):
+                tell(line)
+        yield DaskCases(client, patience, elsewhere=workers is None)
+
+
+@contextmanager
+def _local(workers: int, memory_limit: str | int) -> Iterator[LocalCluster]:
+    with LocalCluster(
+        n_workers=workers,
+        threads_per_worker=1,
+        processes=True,
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0" if find_spec("bokeh") is not None else None,
+        memory_limit=memory_limit,
+        silence_logs=logging.CRITICAL,
+    ) as cluster:
+        yield cluster
+
+
+@contextmanager
+def _connected(address: Any, scheduler: str | None) -> Iterator[Client]:
+    try:
+        client = Client(address, timeout=CONNECT_S, set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise ClusterError(
+            f"{scheduler}: no Dask scheduler answers there ({error}). Start one with `dask scheduler`, and give the "
+            "address it prints."
+        ) from error
+    with client:
+        yield client
+
+
+def _checked(address: str) -> str:
+    scheme, mark, host = address.partition("://")
+    if not mark or not host or scheme not in ("tcp", "tls", "ws", "wss"):
+        raise UsageError(f"--scheduler {address}: expected an address such as tcp://host:8786 or tls://host:8786")
+    return address
+
+
+def _wait_for_a_worker(client: Client, wait_s: float) -> None:
+    address = client.scheduler.address if client.scheduler is not None else "the scheduler"
+    try:
+        client.wait_for_workers(1, timeout=wait_s)
+    except TimeoutError:
+        raise ClusterError(
+            f"{address}: no worker arrived within {wait_s:.0f} s. Start some with `dask worker "
+            f"{address} --nthreads 1`, or wait longer: DASK_SEGCAL__WAIT_FOR_WORKERS=<seconds>."
+        ) from None
+
+
+def _check_versions(client: Client, expected: Mapping[str, str]) -> None:
+    """Those that are there now; later ones are looked at when they get their first case."""
+    found: Mapping[str, Any] = client.run(versions, on_error="return")
+    for address, theirs in found.items():
+        if isinstance(theirs, Exception):
+            raise ClusterError(
+                f"worker {address} cannot run segcal ({type(theirs).__name__}: {theirs}). "
+                "Install segcal[dask] in the workers' environment."
+            )
+        if (apart := difference(expected, theirs, address)) is not None:
+            raise ClusterError(apart)
+
+
+def _about(client: Client) -> Iterator[str]:
+    info = client.scheduler_info()
+    several = [address for address, each in info["workers"].items() if each["nthreads"] > 1]
+    if several:
+        yield (
+            f"{len(several)} workers run several threads; each then holds as many cases in memory. "
+            "`dask worker --nthreads 1 --nworkers N` is meant"
+        )
+    if "dashboard" in info.get("services", {}):
+        yield f"dashboard: {client.dashboard_link}"
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Dask logs lost workers and closed connections; what matters of it becomes an error of ours."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,90 @@
+"""What runs inside a worker: one case at a time, on one thread, with the versions of whoever asked for it."""
+
+from __future__ import annotations
+
+import pickle
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from distributed import get_worker
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+import segcal
+from segcal.errors import ClusterError, LostCaseError, MissingFileError
+
+MEMORY_ADVICE = "give each worker more memory (fewer workers on a machine)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """What is asked of the workers.
+
+    Attributes:
+        work: the function.
+        versions: it has to run with.
+        elsewhere: the workers may be on other machines, which may not see the same files.
+    """
+
+    work: Callable[[Any], Any]
+    versions: Mapping[str, str]
+    elsewhere: bool
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Whatever the last digits of a result depend on, in this process."""
+    return {
+        "segcal": segcal.__version__,
+        "torch": version("torch"),
+        "numpy": version("numpy"),
+        "python": ".".join(platform.python_version_tuple()[:2]),
+    }
+
+
+def difference(expected: Mapping[str, str], found: Mapping[str, str], who: str) -> str | None:
+    """In words, how a worker's versions differ from those of the process that asks; None if they do not."""
+    apart = [name for name in expected if found.get(name) != expected[name]]
+    if not apart:
+        return None
+    theirs = ", ".join(f"{name} {found.get(name, 'missing')}" for name in apart)
+    ours = ", ".join(f"{name} {expected[name]}" for name in apart)
+    return (
+        f"worker {who} runs {theirs}, this process {ours}: results could differ from those of one machine. "
+        "Start the workers from the same environment."
+    )
+
+
+def open_job(pickled: bytes) -> Job:
+    """The first task of a run; lost with its worker, it is simply done again on another one."""
+    job = pickle.loads(pickled)
+    assert isinstance(job, Job)
+    return job
+
+
+def run_item(job: Job, item: Any) -> Any:
+    """One case."""
+    _one_thread_for_good()
+    who = get_worker().address
+    if (apart := difference(job.versions, versions(), who)) is not None:
+        raise ClusterError(apart)
+    try:
+        return job.work(item)
+    except MissingFileError as error:
+        if not job.elsewhere:
+            raise
+        hint = f"So worker {who} sees it: is the folder on a file system that every worker sees under the same path?"
+        raise MissingFileError(f"{error} {hint}") from error
+    except MemoryError as error:
+        raise LostCaseError(f"{item}: worker {who} ran out of memory; {MEMORY_ADVICE}.") from error
+
+
+@cache
+def _one_thread_for_good() -> None:
+    """A worker is one of many on its machine, and sums depend on the number of threads (docs/adr/0005)."""
+    torch.set_num_threads(1)
+    threadpool_limits(limits=1)

@@ -1,0 +1,94 @@
+"""Work that goes wrong in a real worker process, once or always; importable there, so it cannot live in a test file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from segcal.case_map import CaseMap, Item, Outcome, Result
+from segcal.errors import DataError
+
+Fault = Literal["kill", "kill while writing", "eat memory", "memory error", "data error", "bug"]
+
+
+@dataclass(frozen=True, slots=True)
+class Faulty:
+    """Does `work`, but on one case the worker fails: each time, or only if `once` is not there yet."""
+
+    work: Callable[[Any], Any]
+    case: str
+    fault: Fault
+    once: Path | None = None
+
+    def __call__(self, item: Any) -> Any:
+        if str(item) == self.case and self._due():
+            _fail(self.case, self.fault)
+        return self.work(item)
+
+    def _due(self) -> bool:
+        if self.once is None:
+            return True
+        try:
+            self.once.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+def with_fault(case_map: CaseMap, case: str, fault: Fault, once: Path | None = None) -> CaseMap:
+    """The same place to work at, with a fault in it."""
+
+    def faulty(work: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Outcome[Item, Result]]:
+        return case_map(Faulty(work, case, fault, once), items)
+
+    return faulty
+
+
+def _fail(case: str, fault: Fault) -> None:
+    if fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "kill while writing":
+        _kill_at_the_next_file()
+    elif fault == "eat memory":
+        eaten = []
+        while True:  # the nanny ends us
+            eaten.append(bytearray(os.urandom(1 << 20) * 32))
+            time.sleep(0.05)
+    elif fault == "memory error":
+        raise MemoryError
+    elif fault == "data error":
+        raise DataError(f"{case}: nothing but noise")
+    elif fault == "bug":
+        raise KeyError("nobody thought of this")
+
+
+def _kill_at_the_next_file() -> None:
+    """The process dies with half a map in a temporary file."""
+    import segcal.applying.files as files
+
+    def half(path: Path, arrays: object) -> None:
+        path.write_bytes(b"PK half a map")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    files.write_npz = half  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """Says which process did it, after a while that is longer for earlier items: they finish in the wrong order."""
+
+    n_items: int
+
+    def __call__(self, item: int) -> tuple[int, int]:
+        time.sleep(0.02 * (self.n_items - item))
+        return item, os.getpid()
+
+
+def sleep_long(item: int) -> int:
+    time.sleep(20)
+    return item
