@@ -35,4 +35,6 @@ def _pieces(function: Callable[..., Tensor], vectors: tuple[Tensor, ...], size: 
         return [function(*vectors)]
     # `split` and not slices: the backward of each slice would write a vector of the full length.
     pieces = zip(*(vector.split(size) for vector in vectors), strict=True)
+    if not any(vector.requires_grad for vector in vectors):
+        return [function(*piece) for piece in pieces]
     return [checkpoint(function, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces]
