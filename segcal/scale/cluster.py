@@ -28,6 +28,9 @@ LOCAL_SETTINGS: dict[str, Any] = {
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.pause": False,
     "distributed.worker.memory.terminate": 0.95,
+    # Dask's own list also tells malloc to hand all memory back at once (MALLOC_TRIM_THRESHOLD_). Our cases are made of
+    # large tensors that come and go, and getting them anew from the system each time cost three times the CPU.
+    "distributed.nanny.pre-spawn-environ": {"OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1, "OPENBLAS_NUM_THREADS": 1},
 }
 
 
