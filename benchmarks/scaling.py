@@ -10,6 +10,7 @@ from them for 10,000 cases.
 from __future__ import annotations
 
 import argparse
+import os
 import pickle
 import shutil
 import statistics
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -33,11 +35,18 @@ from segcal.fitting.condense import DEFAULT_ROWS, RowReservoir
 from segcal.fitting.gather import gather
 from segcal.fitting.run import fit
 from segcal.manifest import Manifest, Split
-from segcal.scale import open_cluster
+from segcal.scale import DaskCases, open_cluster
 from segcal.threads import one_thread
 
 CPU = torch.device("cpu")
 TASKS = 200
+
+
+def cpu(work: Callable[[], object]) -> float:
+    """CPU seconds of this process."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
 
 
 def nothing(item: int) -> int:
@@ -51,20 +60,40 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+class Cost(NamedTuple):
+    """Wall and CPU seconds, those of all processes together: on a busy machine only the second means something."""
+
+    wall: float
+    cpu: float
+
+    def __str__(self) -> str:
+        return f"{self.wall:.2f} s ({self.cpu:.2f} CPU s)"
+
+
+def cpu_seconds(case_map: CaseMap) -> float:
+    workers = case_map.client.run(time.process_time).values() if isinstance(case_map, DaskCases) else ()
+    return time.process_time() + sum(workers)
+
+
 def stages(
     manifest: Manifest, fitted: FittedCalibrator, ids: Sequence[str], folder: Path, case_map: CaseMap
-) -> dict[str, float]:
-    """Wall seconds of reading for a fit, of apply and of evaluate over the cases."""
-    sizes = SampleSizes(DEFAULT_ROWS, 0, 0)
-    out = folder / "applied"
+) -> dict[str, Cost]:
+    """What reading for a fit, apply and evaluate cost over the cases."""
+    sizes, out = SampleSizes(DEFAULT_ROWS, 0, 0), folder / "applied"
     shutil.rmtree(out, ignore_errors=True)
+
+    def cost(work: Callable[[], object]) -> Cost:
+        before = cpu_seconds(case_map)
+        wall = seconds(work)
+        return Cost(wall, cpu_seconds(case_map) - before)
+
     with one_thread():
         return {
-            "fit: reading": seconds(
+            "fit: reading": cost(
                 lambda: gather(manifest, ids, pooling="logits", sizes=sizes, device=CPU, case_map=case_map)
             ),
-            "apply": seconds(lambda: apply_calibrator(fitted, manifest, out, device=CPU, cases=ids, case_map=case_map)),
-            "evaluate": seconds(lambda: evaluate(manifest, [fitted], cases=ids, device=CPU, case_map=case_map)),
+            "apply": cost(lambda: apply_calibrator(fitted, manifest, out, device=CPU, cases=ids, case_map=case_map)),
+            "evaluate": cost(lambda: evaluate(manifest, [fitted], cases=ids, device=CPU, case_map=case_map)),
         }
 
 
@@ -78,8 +107,8 @@ def client_alone(manifest: Manifest, ids: Sequence[str], folder: Path) -> None:
         for case_id in ids:
             sent = pickle.dumps(work(CaseToSample(case_id, (whole.thresholds(),), ())))
             size.append(len(sent))
-            cost.append(seconds(lambda sent=sent: whole.merge(pickle.loads(sent).rows[0])))
-    print(f"fit, client: {1000 * statistics.mean(cost):.1f} ms a case to unpack and merge its sample")
+            cost.append(cpu(lambda sent=sent: whole.merge(pickle.loads(sent).rows[0])))
+    print(f"fit, client: {1000 * statistics.mean(cost):.1f} ms CPU a case to unpack and merge its sample")
     print("fit, result: " + ", ".join(f"{each / 1e6:.2f}" for each in size) + " MB, case after case")
     kilobytes = len(pickle.dumps(work)) / 1e3
     print(f"job with its manifest of {len(manifest.cases)} cases, sent once: {kilobytes:.1f} kB")
@@ -89,7 +118,7 @@ def client_alone(manifest: Manifest, ids: Sequence[str], folder: Path) -> None:
     for n in (100, 1_000, 10_000):
         many = _many(record, entry, n)
         print(
-            f"apply, client: {1000 * seconds(lambda many=many: many.save(folder)):.1f} ms to write run.json, {n} cases"
+            f"apply, client: {1000 * cpu(lambda many=many: many.save(folder)):.1f} ms CPU to write run.json, {n} cases"
         )
 
 
@@ -107,7 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--manifest", type=Path)
     parser.add_argument("--cases", type=int, default=8)
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -116,25 +145,31 @@ def main() -> None:
         split = Split(calibration=tuple(ids[:2]))
         fitted = fit(manifest, method="ts", split=split, device=CPU)
         alone = stages(manifest, fitted, ids, folder, in_process)
-        print(f"{len(ids)} cases; one process without Dask: " + ", ".join(f"{k} {v:.2f} s" for k, v in alone.items()))
+        print(f"{len(ids)} cases, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; one process without Dask:")
+        print("\n".join(f"  {stage}: {cost}" for stage, cost in alone.items()))
         client_alone(manifest, ids, folder)
         for workers in options.workers:
             start = time.perf_counter()
             with open_cluster(workers=workers) as cases:
                 opened = time.perf_counter() - start
-                list(cases(nothing, range(20)))  # the workers have imported what they need
-                each = seconds(lambda cases=cases: list(cases(nothing, range(TASKS)))) / TASKS
-                print(
-                    f"{workers} workers: start {opened:.1f} s, {1000 * each:.1f} ms for a task of nothing", flush=True
-                )
+                stages(manifest, fitted, ids[:workers], folder, cases)  # the workers have imported what they need
+                each = cost_of_nothing(cases)
+                print(f"{workers} workers: started in {opened:.1f} s; a task of nothing: {each}")
                 strong = stages(manifest, fitted, ids, folder, cases)
                 part = ids[: max(1, len(ids) * workers // max(options.workers))]
                 weak = stages(manifest, fitted, part, folder, cases)
             for stage in alone:
-                print(
-                    f"{workers} workers, {stage}: strong {strong[stage]:.2f} s for {len(ids)} cases "
-                    f"({alone[stage] / strong[stage]:.2f} times one process), weak {weak[stage]:.2f} s for {len(part)}"
-                )
+                ratio = f"{alone[stage].wall / strong[stage].wall:.2f} times as fast as one process"
+                more = f"{strong[stage].cpu / alone[stage].cpu:.2f} times its CPU"
+                print(f"{workers} workers, {stage}: strong {strong[stage]} for {len(ids)} cases, {ratio}, {more}")
+                print(f"{workers} workers, {stage}: weak {weak[stage]} for {len(part)} cases")
+
+
+def cost_of_nothing(cases: DaskCases) -> str:
+    """Of one task, from asking for it to its result; the client's CPU is also the local scheduler's."""
+    before = time.process_time()
+    wall = seconds(lambda: list(cases(nothing, range(TASKS)))) / TASKS
+    return f"{1000 * wall:.1f} ms, {1000 * (time.process_time() - before) / TASKS:.1f} ms CPU of client and scheduler"
 
 
 if __name__ == "__main__":

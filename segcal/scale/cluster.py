@@ -28,6 +28,9 @@ LOCAL_SETTINGS: dict[str, Any] = {
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.pause": False,
     "distributed.worker.memory.terminate": 0.95,
+    # Dask's own list also tells malloc to hand all memory back at once (MALLOC_TRIM_THRESHOLD_). Our cases are made of
+    # large tensors that come and go, and getting them anew from the system each time cost three times the CPU.
+    "distributed.nanny.pre-spawn-environ": {"OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1, "OPENBLAS_NUM_THREADS": 1},
 }
 
 
@@ -42,7 +45,7 @@ def open_cluster(
     *,
     scheduler: str | None = None,
     workers: int | None = None,
-    memory_limit: str | int = "auto",
+    memory_limit: str | int | None = None,
     wait_s: float | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Iterator[DaskCases]:
@@ -79,15 +82,17 @@ def open_cluster(
 
 
 @contextmanager
-def _local(workers: int, memory_limit: str | int) -> Iterator[LocalCluster]:
+def _local(workers: int, memory_limit: str | int | None) -> Iterator[LocalCluster]:
+    # Left out, it is shared out by workers; Dask's own word for that, "auto", would share it out by cores.
+    limit = {} if memory_limit is None else {"memory_limit": memory_limit}
     with LocalCluster(
         n_workers=workers,
         threads_per_worker=1,
         processes=True,
         host="127.0.0.1",
         dashboard_address="127.0.0.1:0" if find_spec("bokeh") is not None else None,
-        memory_limit=memory_limit,
         silence_logs=logging.CRITICAL,
+        **limit,
     ) as cluster:
         yield cluster
 

@@ -13,6 +13,8 @@ import torch
 
 pytest.importorskip("distributed")
 
+from distributed.system import MEMORY_LIMIT
+
 from segcal.apply import apply_calibrator
 from segcal.case_map import CaseMap, in_process
 from segcal.choosing import choose_calibrator
@@ -149,3 +151,8 @@ def test_items_are_drawn_as_there_is_room_for_them(cluster: DaskCases) -> None:
 
 def test_a_worker_runs_on_one_thread(cluster: DaskCases) -> None:
     assert set(cluster.client.run(torch.get_num_threads).values()) == {1}
+
+
+def test_workers_share_the_memory_of_the_machine(cluster: DaskCases) -> None:
+    limits = [each["memory_limit"] for each in cluster.client.scheduler_info()["workers"].values()]
+    assert sum(limits) == pytest.approx(MEMORY_LIMIT, rel=0.01)
