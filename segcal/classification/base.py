@@ -21,6 +21,7 @@ class RowMethod(ABC):
         translation_invariant: adding one constant to all logits of a row changes nothing.
         preserves: "order" keeps the ranking of the classes, "argmax" the winner, None neither.
         order_matters: the fit depends on the order of the rows (a drawn split, mini-batches), not only on the seed.
+        training: dataclass whose fields are further settings of `fit`, for methods that train a network.
     """
 
     name: ClassVar[str]
@@ -28,6 +29,7 @@ class RowMethod(ABC):
     translation_invariant: ClassVar[bool]
     preserves: ClassVar[Preserves]
     order_matters: ClassVar[bool] = False
+    training: ClassVar[type[Any] | None] = None
 
     @property
     @abstractmethod

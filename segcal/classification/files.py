@@ -6,7 +6,7 @@ import inspect
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cached_property
 from importlib.metadata import version
@@ -145,7 +145,9 @@ def method_named(name: str) -> type[RowMethod]:
 def settings_of(method: type[RowMethod]) -> dict[str, Any]:
     """The settings a method has, with their defaults."""
     parameters = inspect.signature(method.fit).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "seed"}
+    own = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "seed"}
+    shared = () if method.training is None else fields(method.training)
+    return own | {field.name: field.default for field in shared if field.name not in own}
 
 
 def check_settings(method: type[RowMethod], settings: Mapping[str, Any]) -> None:

@@ -40,6 +40,8 @@ class LocalNets(RowMethod):
 
     name: ClassVar[str] = "local_nets"
     needs_features: ClassVar[bool] = True
+    order_matters: ClassVar[bool] = True
+    training: ClassVar[type[Any] | None] = Training
     translation_invariant: ClassVar[bool] = True
     preserves: ClassVar[Preserves] = None
 

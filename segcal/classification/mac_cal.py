@@ -72,6 +72,8 @@ class MaskedClassifier(RowMethod):
 
     name: ClassVar[str] = "mac_cal"
     needs_features: ClassVar[bool] = True
+    order_matters: ClassVar[bool] = True
+    training: ClassVar[type[Any] | None] = MaskedTraining
     translation_invariant: ClassVar[bool] = True
     preserves: ClassVar[Preserves] = None
 

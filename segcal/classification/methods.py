@@ -19,9 +19,12 @@ from segcal.classification.core import (
 from segcal.classification.histogram import HistogramBinning
 from segcal.classification.isotonic import IsotonicCalibration
 from segcal.classification.kernel import KernelCalibration
+from segcal.classification.local_nets import LocalNets
+from segcal.classification.mac_cal import MaskedClassifier
 from segcal.classification.meta import MetaAccuracy, MetaMiscoverage
 from segcal.classification.platt import PlattScaling
 from segcal.classification.temperature_search import HardBinnedTemperature, SoftBinnedTemperature
+from segcal.classification.vq import LocalDirichletCalibration, QuantisedDirichlet, QuantisedHead
 
 METHODS: dict[str, type[RowMethod]] = {
     "identity": IdentityRows,
@@ -43,6 +46,11 @@ METHODS: dict[str, type[RowMethod]] = {
     "meta_acc": MetaAccuracy,
     "meta_mis": MetaMiscoverage,
     "kcal": KernelCalibration,
+    "vq": LocalDirichletCalibration,
+    "vq_dc": QuantisedDirichlet,
+    "vq_nc": QuantisedHead,
+    "local_nets": LocalNets,
+    "mac_cal": MaskedClassifier,
 }
 
 __all__ = ["METHODS", "RowMethod"]

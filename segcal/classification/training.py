@@ -55,7 +55,8 @@ class Training:
 def split_rows(n_rows: int, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """(training, validation) row numbers, drawn without looking at the rows; at least one row on either side."""
     if n_rows < 2:
-        raise DataError(f"{n_rows} row(s) cannot be split into some to fit on and some to stop by; at least 2 needed.")
+        found = "There is no row to fit on" if n_rows == 0 else "One row cannot be split"
+        raise DataError(f"{found}: some rows are fitted on and some tell when to stop; at least 2 are needed.")
     n_kept = min(max(round(share * n_rows), 1), n_rows - 1)
     order = torch.randperm(n_rows, generator=generator, device="cpu")
     return order[n_kept:].sort().values, order[:n_kept].sort().values

@@ -30,6 +30,8 @@ class QuantisedMethod(RowMethod):
     """
 
     needs_features: ClassVar[bool] = True
+    order_matters: ClassVar[bool] = True
+    training: ClassVar[type[Any] | None] = Training
     translation_invariant: ClassVar[bool] = True
     preserves: ClassVar[Preserves] = None
 

@@ -18,7 +18,7 @@ from tests.classification.rows import draw_rows, nll
 
 NAMES = list(METHODS)
 N_CLASSES, N_FEATURES = 4, 8
-QUICK = {"trials": 2, "steps": 30, "epochs": 2}
+QUICK = {"trials": 2, "steps": 30, "epochs": 2, "max_steps": 40, "n_codes": 16, "n_slots": 4}
 """Settings that make a fit short; a method takes those it has."""
 
 
