@@ -15,7 +15,7 @@ from segcal.fitting.condense import RowReservoir
 from segcal.fitting.patches import PatchReservoir
 from segcal.fitting.rows import BLOCK_ROWS, Rows
 from segcal.manifest import Manifest
-from segcal.metrics.energy import FreeEnergy
+from segcal.metrics.energy import FreeEnergy, mean_confidence
 from segcal.regions import binary_logits
 from segcal.types import IGNORED, Pooling
 
@@ -91,7 +91,7 @@ class SampleWork:
         energy, noticed = FreeEnergy(), TellTales()
         energy.update(case.case_id, case.logits, inside=case.inside)
         noticed.look(case)
-        confidence = _mean_confidence(case)
+        confidence = mean_confidence(case.logits, regions=manifest.has_regions, inside=case.inside)
         return CaseSample(rows, patches, energy, confidence, case.n_floored, tuple(label_counts), n_counted, noticed)
 
 
@@ -160,17 +160,3 @@ def _count_labels(totals: list[int], channel: int, part: LabelledVoxels, *, regi
         totals[channel] += counts[1]
     else:
         totals[:] = [total + count for total, count in zip(totals, counts, strict=True)]
-
-
-def _mean_confidence(case: CaseData) -> float:
-    """Mean probability of the decision over the voxels the network predicted."""
-    flat = case.logits.reshape(case.logits.shape[0], -1)
-    inside = None if case.inside is None else case.inside.reshape(-1)
-    total = 0.0
-    for begin in range(0, flat.shape[1], BLOCK_ROWS):
-        part = flat[:, begin : begin + BLOCK_ROWS]
-        confident = torch.softmax(part, 0).amax(0) if case.region_labels is None else torch.sigmoid(part.abs()).mean(0)
-        if inside is not None:
-            confident = confident[inside[begin : begin + BLOCK_ROWS]]
-        total += float(confident.sum(dtype=torch.float64))
-    return total / max(flat.shape[1] if inside is None else int(inside.sum()), 1)

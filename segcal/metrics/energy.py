@@ -1,4 +1,4 @@
-"""Free-energy statistics: how much the arbitrary offset of the logits varies in space.
+"""Statistics of logits without labels: how much their arbitrary offset varies in space, how sure they are.
 
 F(v) = log sum_c exp z_c(v) is the part of the logits that softmax ignores. Calibrators that are not translation
 invariant see it; its spatial spread says whether that can matter (the paper's Tables 3 and 5).
@@ -105,3 +105,23 @@ def _moments(case_id: str, logits: Tensor) -> Moments:
     if not math.isfinite(mean):
         raise DataError(f"{case_id}: the logits hold NaN or infinity where the network predicted")
     return Moments(energy.numel(), mean, float((energy - mean).square_().sum()))
+
+
+def mean_confidence(logits: Tensor, *, regions: bool, inside: Tensor | None = None) -> float:
+    """Mean probability of the decision over the voxels the network predicted; regions: of their mean over the regions.
+
+    Args:
+        logits: (C, *grid) pooled logits, log-odds for region models.
+        regions: whether the channels are regions.
+        inside: (*grid) bool, where the network predicted.
+    """
+    flat = logits.reshape(logits.shape[0], -1)
+    counted = None if inside is None else inside.reshape(-1)
+    total = 0.0
+    for begin in range(0, flat.shape[1], CHUNK_VOXELS):
+        part = flat[:, begin : begin + CHUNK_VOXELS]
+        confident = torch.sigmoid(part.abs()).mean(0) if regions else torch.softmax(part, 0).amax(0)
+        if counted is not None:
+            confident = confident[counted[begin : begin + CHUNK_VOXELS]]
+        total += float(confident.sum(dtype=torch.float64))
+    return total / max(flat.shape[1] if counted is None else int(counted.sum()), 1)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 
 from segcal.cases import CaseData
 from segcal.metrics.base import Score, Undefined
-from segcal.metrics.energy import FreeEnergy
+from segcal.metrics.energy import FreeEnergy, mean_confidence
 
 STATISTICS = ("free_energy_mean", "free_energy_std", "confidence_mean")
 """What a calibrator remembers of every calibration case, see `CalibratorInfo.reference_statistics`."""
@@ -45,15 +44,8 @@ def case_statistics(case: CaseData, *, regions: bool) -> dict[str, float]:
     """The statistics of one case, computed as they were for the calibration cases."""
     energy = FreeEnergy()
     energy.update(case.case_id, case.logits, inside=case.inside)
-    found = energy.compute()[case.case_id]
-    if regions:
-        confident = torch.sigmoid(case.logits.abs()).mean(0)
-    else:
-        confident = (case.logits.amax(0) - torch.logsumexp(case.logits, 0)).exp_()
-    if case.inside is not None:
-        confident = confident[case.inside]
-    mean = float(confident.sum(dtype=torch.float64) / max(confident.numel(), 1))
-    return {**found, "confidence_mean": mean}
+    confidence = mean_confidence(case.logits, regions=regions, inside=case.inside)
+    return {**energy.compute()[case.case_id], "confidence_mean": confidence}
 
 
 def outlyingness(
