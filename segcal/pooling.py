@@ -92,7 +92,11 @@ class Pool:
             _check_values(part, member, regions=self._regions)
             if self._n_members == 0 and member.kind == "logits":
                 self._n_fill += _n_fill(part, regions=self._regions)
-            self._sum[block] += self._addend(part, member.kind, floor)
+            addend = self._addend(part, member.kind, floor)
+            if self._n_members == 0:
+                self._sum[block] = addend
+            else:
+                self._sum[block] += addend
         self._n_members += 1
 
     def result(self) -> Pooled:
@@ -116,7 +120,7 @@ class Pool:
         # Double precision files may hold what single precision cannot; Apple's MPS has no double precision.
         wide = member.values.dtype == np.float64
         device = torch.device("cpu") if wide and self._device.type == "mps" else self._device
-        return torch.zeros((channels, *space), dtype=torch.float64 if wide else torch.float32, device=device)
+        return torch.empty((channels, *space), dtype=torch.float64 if wide else torch.float32, device=device)
 
     def _addend(self, part: Tensor, kind: Kind, floor: _Floor) -> Tensor:
         """What one member adds to the sum, (class, z, y, x); twice the channels (p, 1-p) for regions by probability."""
@@ -170,8 +174,15 @@ class Pool:
 
 def pooled_decision(logits: Tensor, *, regions: bool) -> Tensor:
     """What pooled logits decide: (z, y, x) class index, first index on ties; regions: (R, z, y, x) log-odds > 0."""
-    # `max` also gives the first index on ties and is four times faster than `argmax` across channels.
-    return logits > 0 if regions else logits.max(dim=0).indices
+    if regions:
+        return logits > 0
+    flat = logits.reshape(logits.shape[0], -1)
+    decision = torch.empty(flat.shape[1], dtype=torch.int64, device=logits.device)
+    step = max(1, _CHUNK_VALUES // flat.shape[0])
+    for begin in range(0, flat.shape[1], step):
+        # `max` also gives the first index on ties and is four times faster than `argmax` across channels.
+        decision[begin : begin + step] = flat[:, begin : begin + step].max(dim=0).indices
+    return decision.reshape(logits.shape[1:])
 
 
 def pool_members(members: Iterable[Member], pooling: Pooling, *, regions: bool, device: torch.device) -> Pooled:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from segcal.case_map import ReadAhead
 from segcal.cases import CaseData, load_case
 from segcal.checks.tell_tales import TellTales
 from segcal.fitting.condense import RowReservoir
@@ -17,6 +18,7 @@ from segcal.fitting.rows import BLOCK_ROWS, Rows
 from segcal.manifest import Manifest
 from segcal.metrics.energy import FreeEnergy, mean_confidence
 from segcal.regions import binary_logits
+from segcal.threads import one_thread
 from segcal.types import IGNORED, Pooling
 
 
@@ -63,8 +65,8 @@ class CaseSample:
     noticed: TellTales
 
 
-@dataclass(frozen=True, slots=True)
-class SampleWork:
+@dataclass(frozen=True)
+class SampleWork(ReadAhead[CaseToSample, CaseData, CaseSample]):
     """From a case to its sample: what `segcal.case_map` runs."""
 
     manifest: Manifest
@@ -72,11 +74,13 @@ class SampleWork:
     sizes: SampleSizes
     device: torch.device
 
-    def __call__(self, item: CaseToSample) -> CaseSample:
-        manifest, sizes = self.manifest, self.sizes
-        case = load_case(
-            manifest, manifest.case(item.case_id), pooling=self.pooling, device=self.device, with_labels=True
-        )
+    def read(self, item: CaseToSample) -> CaseData:
+        case = self.manifest.case(item.case_id)
+        return load_case(self.manifest, case, pooling=self.pooling, device=self.device, with_labels=True)
+
+    @one_thread()
+    def finish(self, item: CaseToSample, data: CaseData) -> CaseSample:
+        manifest, sizes, case = self.manifest, self.sizes, data
         n_classes = 2 if manifest.has_regions else manifest.n_classes
         rows = tuple(RowReservoir(n_classes, sizes.seed, sizes.rows, floors) for floors in item.row_floors)
         patches = tuple(PatchReservoir(sizes.seed, sizes.patches, floor=floor) for floor in item.patch_floors)

@@ -142,12 +142,13 @@ class RowReservoir:
         score = _scores(log_p, labels)
         priority = score / voxel_uniforms(self.seed, case_id, voxels)
         threshold = torch.tensor(self.thresholds(), dtype=torch.float64, device=logits.device)
-        promising = priority > threshold[decision]
+        promising = (priority > threshold[decision]).nonzero().squeeze(1)
+        deciders = decision[promising]
         for expert, count in enumerate(torch.bincount(decision, minlength=self.n_classes).tolist()):
             self._counts[expert] += count
             if not count:
                 continue
-            chosen = (promising & (decision == expert)).nonzero().squeeze(1)
+            chosen = promising[deciders == expert]
             best = torch.topk(priority[chosen], min(len(chosen), self.rows_per_class + 1), sorted=False).indices
             chosen = chosen[best]
             self._push(

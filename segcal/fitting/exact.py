@@ -10,7 +10,7 @@ import numpy as np
 from segcal.calibrators import Calibrator
 from segcal.calibrators.affine import AffineCalibrator, AffineDesign, Vector
 from segcal.calibrators.temperature import TemperatureScaling
-from segcal.fitting.newton import Minimum, minimise
+from segcal.fitting.newton import DENSE_LIMIT, Minimum, minimise
 from segcal.fitting.problem import Penalty, SoftmaxProblem, softmax_problem
 from segcal.fitting.rows import Rows
 
@@ -70,7 +70,9 @@ class ExactSolver:
             if expert.rows.n_rows == 0:
                 continue
             problem = expert.problem.with_penalty(penalty, None if linear is None else linear[expert.index])
-            first = begin[expert.index]
+            first = np.clip(begin[expert.index], design.lower, design.upper)
+            if start is not None and first.size <= DENSE_LIMIT:
+                expert.problem.anchor(first)
             if start is None and expert.rows.n_rows > MANY_ROWS:
                 first = minimise(problem.thinned(THINNED), first, design.lower, design.upper).theta
             minimum = minimise(problem, first, design.lower, design.upper)

@@ -14,6 +14,8 @@ from segcal.calibrators.affine import Vector
 TOLERANCE = 1e-8
 """Projected gradient norm at which a fit stops; a hundred times below what is promised."""
 MAX_ITERATIONS = 200
+GOOD_STEP = 0.3
+"""A step that shrinks the projected gradient norm to this share of it, or less, keeps the Hessian for the next one."""
 DENSE_LIMIT = 1500
 """Above this many parameters the Hessian is not formed and L-BFGS-B takes over."""
 
@@ -53,23 +55,31 @@ def minimise(problem: ConvexProblem, start: Vector, lower: Vector, upper: Vector
         value, gradient = problem.value_and_gradient(theta)
         return Minimum(theta, value, kkt_norm(theta, gradient, lower, upper), 0)
     value, gradient, hessian = problem.derivatives(theta)
+    kkt, fresh = kkt_norm(theta, gradient, lower, upper), True
     for iteration in range(MAX_ITERATIONS):
-        kkt = kkt_norm(theta, gradient, lower, upper)
         if kkt <= TOLERANCE:
             return Minimum(theta, value, kkt, iteration)
         step = _newton_step(theta, gradient, hessian, lower, upper, kkt)
-        # Full steps are nearly always good enough, so the derivatives there are computed along with the value.
         candidate = np.clip(theta + step, lower, upper)
-        reached = problem.derivatives(candidate)
+        reached, slope = problem.value_and_gradient(candidate)
         noise = 1e-14 * max(1.0, abs(value))
-        if reached[0] > value + 1e-4 * float(gradient @ (candidate - theta)) + noise:
+        if reached > value + 1e-4 * float(gradient @ (candidate - theta)) + noise:
+            if not fresh:
+                value, gradient, hessian = problem.derivatives(theta)
+                fresh = True
+                continue
             shorter = _line_search(problem, theta, value, gradient, step, lower, upper)
             if shorter is None:
                 # The objective is flat to rounding: no shorter step can lower it any further.
                 return Minimum(theta, value, kkt, iteration)
-            candidate, reached = shorter, problem.derivatives(shorter)
-        theta, (value, gradient, hessian) = candidate, reached
-    return Minimum(theta, value, kkt_norm(theta, gradient, lower, upper), MAX_ITERATIONS)
+            candidate, (reached, slope) = shorter, problem.value_and_gradient(shorter)
+        before, kkt = kkt, kkt_norm(candidate, slope, lower, upper)
+        theta, value, gradient, fresh = candidate, reached, slope, False
+        # The Hessian costs several gradients; an old one is good enough while it brings the optimum near this fast.
+        if kkt > max(GOOD_STEP * before, TOLERANCE):
+            value, gradient, hessian = problem.derivatives(theta)
+            fresh = True
+    return Minimum(theta, value, kkt, MAX_ITERATIONS)
 
 
 def kkt_norm(theta: Vector, gradient: Vector, lower: Vector, upper: Vector) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +33,7 @@ class SoftmaxProblem:
         quadratic: (P, P) dense Q.
         ridge: (P, P) dense.
         linear: (P,), zero but for polishing, where it carries what the sample's gradient lacks.
+        anchored: Hessian of the data term at a point that many solves start from, see `anchor`.
     """
 
     design: AffineDesign
@@ -40,6 +41,7 @@ class SoftmaxProblem:
     quadratic: Vector
     ridge: Vector
     linear: Vector
+    anchored: dict[bytes, Vector] = field(default_factory=dict, repr=False)
 
     def value(self, theta: Vector) -> float:
         """The objective."""
@@ -71,7 +73,9 @@ class SoftmaxProblem:
 
     def derivatives(self, theta: Vector) -> tuple[float, Vector, Vector]:
         """Objective, gradient (P,) and Hessian (P, P)."""
-        value, gradient, hessian = self._sums(theta, with_hessian=True)
+        known = self.anchored.get(theta.tobytes())
+        value, gradient, hessian = self._sums(theta, with_hessian=known is None)
+        hessian = hessian if known is None else known
         curvature = 2.0 * (self.quadratic + self.ridge)
         return value + self._penalty(theta), gradient + self._penalty_gradient(theta), hessian + curvature
 
@@ -81,13 +85,19 @@ class SoftmaxProblem:
         none = np.zeros(self.design.n_parameters)
         return replace(self, quadratic=quadratic.toarray(), linear=none if linear is None else linear)
 
+    def anchor(self, theta: Vector) -> None:
+        """Remember the Hessian of the data term at `theta`, for this problem and its likes under other penalties."""
+        if theta.tobytes() not in self.anchored:
+            self.anchored.clear()
+            self.anchored[theta.tobytes()] = self._sums(theta, with_hessian=True)[2]
+
     def thinned(self, every: int) -> SoftmaxProblem:
         """The same problem on every so-manieth row of each block, for a first guess."""
         blocks = [
             (features[:, ::every].contiguous(), columns[::every].contiguous(), weights[::every] * every)
             for features, columns, weights in self.blocks
         ]
-        return replace(self, blocks=tuple(blocks))
+        return replace(self, blocks=tuple(blocks), anchored={})
 
     def _penalty(self, theta: Vector) -> float:
         away = theta - self.design.start
