@@ -36,8 +36,8 @@ SUM_TOLERANCE = 1e-2
 _SCALE_BITS = 116
 _SCALE = 2.0**_SCALE_BITS
 _ROOT_SCALE = 2.0 ** (_SCALE_BITS // 2)
-# Pieces of a megabyte, so that the few temporaries of each stay in cache.
-_CHUNK_VALUES = 2**18
+# Pieces of a few megabytes: their temporaries stay in cache, and threads that unpack members are rarely kept waiting.
+_CHUNK_VALUES = 2**20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +46,7 @@ class Pooled:
 
     Attributes:
         logits: (class, z, y, x) float32; log-odds per channel for region models; 0 outside the crop.
-        crop: box the members predicted in, None for everything.
+        crop: box the members predicted in, None for everything, also where a file says so with a box.
         n_floored: how many values had to be raised to keep their logarithm finite: stored probabilities below the
             smallest positive number of their type (regions: or as close to 1), mean probabilities below e^-167.
         n_fill: voxels of the first member that hold what nnU-Net pads probabilities with, in a file of logits:
@@ -105,13 +105,17 @@ class Pool:
             raise DataError("there is no member to pool: the case lists none, or the pool was already used.")
         total, self._sum = self._sum, None
         shape, crop = self._first.shape, self._first.crop
+        if crop == tuple((0, size) for size in shape[1:]):
+            crop = None  # a box around everything says nothing, and volumes are worked on without copies
         if crop is None and total.shape == shape and total.dtype == torch.float32:
             logits = total  # in place: a second volume would double the memory of the case
         else:
             logits = torch.zeros(shape, dtype=torch.float32, device=self._device)
         target = logits if crop is None else logits[:, *(slice(low, high) for low, high in crop)]
         for block in _chunks(target.shape, _CHUNK_VALUES):
-            target[block] = self._finished(total[block]).to(target)
+            finished = self._finished(total[block])
+            if logits is not total or self._pooling != "logits":  # otherwise it was divided where it stands
+                target[block] = finished.to(target)
         return Pooled(logits, crop, self._n_floored, self._n_fill)
 
     def _empty(self, member: Member) -> Tensor:
@@ -151,7 +155,7 @@ class Pool:
 
     def _finished(self, total: Tensor) -> Tensor:
         if self._pooling == "logits":
-            return total / self._n_members
+            return total.div_(self._n_members)
         log_mean = self._log_mean(total)
         if not self._regions:
             return log_mean

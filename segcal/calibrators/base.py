@@ -17,8 +17,8 @@ from segcal.preserve import keep_decision
 Preserves: TypeAlias = Literal["order", "argmax"] | None
 Array = TypeVar("Array", Tensor, NDArray[np.floating])
 
-VOXELS_PER_CHUNK = 1 << 16
-"""Voxels that are calibrated at once: about a megabyte at five classes, so temporaries stay in cache."""
+VOXELS_PER_CHUNK = 1 << 17
+"""Voxels that are calibrated at once: a few megabytes at five classes, so temporaries stay in cache."""
 
 
 class Calibrator(ABC):

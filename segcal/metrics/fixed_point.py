@@ -14,7 +14,7 @@ UNITS_PER_ONE = 2**34
 """Summands are counted in units of 1 / UNITS_PER_ONE."""
 
 _ROW = 1 << 12
-CHUNK_VOXELS = 1 << 16
+CHUNK_VOXELS = 1 << 17
 """Voxels worked on at once: small enough for the cache, and for 2^53 (bin sums) and 2^63 (totals) to hold a chunk."""
 
 
