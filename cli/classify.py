@@ -51,7 +51,8 @@ def fit(
     """Fit calibrators on labelled rows.
 
     Every method of `segcal fit` that needs no neighbours, and isotonic, platt, beta, histogram, ts_sb_ece, ts_hb_ece,
-    meta_acc, meta_mis, kcal; with features local methods too. docs/classification.md says which is for what.
+    meta_acc, meta_mis; on data with features also kcal, vq, vq_dc, vq_nc, local_nets, mac_cal. docs/choosing.md says
+    which is for what.
     """
     from segcal.classification.running import fit_methods
     from segcal.io.atomic import check_folder

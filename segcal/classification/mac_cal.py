@@ -86,6 +86,10 @@ class MaskedClassifier(RowMethod):
     def n_classes(self) -> int:
         return self.net[3].shape[0]
 
+    @property
+    def values(self) -> Mapping[str, Any]:
+        return {"gamma": self.gamma, "width": len(self.net[1])}
+
     @classmethod
     def fit(
         cls,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,26 @@ def report_page(folder: Path, *, max_pictures: int = MAX_PICTURES, progress: Pro
             return row_page(folder)
         return evaluation_page(load_results(folder), max_pictures=max_pictures, progress=progress)
     if (folder / RECORD_NAME).is_file():
+        _refuse_applied_rows(folder)
         return applied_page(folder)
     what = "no results in this folder" if folder.is_dir() else "not a folder"
     raise MissingFileError(
         f"{folder}: {what}. Expected {SUMMARY_FILE} (of `segcal evaluate`, `study` or `classify evaluate`) or "
         f"{RECORD_NAME} (of `segcal apply`); give the folder that was their --out."
     )
+
+
+def _refuse_applied_rows(folder: Path) -> None:
+    """A folder of `segcal classify apply` also has a run.json, and nothing measured that a page could show."""
+    try:
+        record = json.loads((folder / RECORD_NAME).read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        return  # whoever reads the record says what is wrong with it
+    if isinstance(record, dict) and record.get("run") == "classify apply":
+        raise UsageError(
+            f"{folder}: written by `segcal classify apply`, which measures nothing a page could show. For a page, run "
+            "`segcal classify evaluate CALIBRATOR DATA --out RESULTS` on labelled rows; it makes report.html itself."
+        )
 
 
 def evaluation_page(results: Results, *, max_pictures: int = MAX_PICTURES, progress: Progress | None = None) -> str:

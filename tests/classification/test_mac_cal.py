@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from segcal.classification.files import fit
 from segcal.classification.mac_cal import (
     MaskedClassifier,
     MaskedTraining,
@@ -176,6 +177,16 @@ def test_the_pair_with_the_best_validation_nll_is_taken() -> None:
     each = [nll(MaskedClassifier.fit(rows, gamma=g, width=w, epochs=6)) for g in (0.5, 0.95) for w in (4, 32)]
     assert nll(fitted) == min(each)
     assert len(set(each)) == 4
+
+
+def test_the_file_tells_which_pair_was_chosen() -> None:
+    made = fit("mac_cal", draw_rows(n=128), gamma=(0.8, 0.9), width=(4, 8), epochs=1)
+    assert isinstance(made.method, MaskedClassifier)
+    settings = made.info.settings
+    assert settings["gamma"] == made.method.gamma
+    assert settings["gamma"] in (0.8, 0.9)
+    assert settings["width"] == made.method.net[2].shape[0]
+    assert settings["width"] in (4, 8)
 
 
 @pytest.mark.parametrize(

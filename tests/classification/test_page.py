@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from segcal.classification import evaluate, fit_methods
+from segcal.classification import apply, evaluate, fit_methods
 from segcal.classification.verdicts import RowCompared
-from segcal.errors import FileFormatError, MissingFileError
+from segcal.errors import FileFormatError, MissingFileError, UsageError
 from segcal.evaluation.summary import BootstrapSettings
 from segcal.report.page import report_page
 from tests.classification.files_data import drawn, saved, with_foreign
@@ -77,6 +77,15 @@ def test_a_folder_that_lost_or_mixed_its_files_is_refused(tmp_path: Path) -> Non
     (tmp_path / "a" / "bins.npz").unlink()
     with pytest.raises(MissingFileError, match=r"bins\.npz"):
         report_page(tmp_path / "a")
+
+
+def test_a_folder_of_applied_rows_is_named_as_one_with_the_way_to_a_page(tmp_path: Path) -> None:
+    apply(fit_methods(drawn(7, 50), ["ts"])["ts"], drawn(8, 50), tmp_path)
+    with pytest.raises(UsageError, match=r"written by `segcal classify apply`.* `segcal classify evaluate CALIBRATOR"):
+        report_page(tmp_path)
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(FileFormatError, match="not the record of a `segcal apply` run"):
+        report_page(tmp_path)
 
 
 def test_a_thousand_classes_make_a_page_of_readable_size(tmp_path: Path) -> None:
