@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, Literal
 
@@ -13,7 +14,7 @@ from segcal.classification.losses.voxels import Voxels
 Role = Literal["primary", "secondary"]
 
 
-class CalibrationLoss(nn.Module):
+class CalibrationLoss(nn.Module, ABC):
     """A scalar from logits (n, C, *spatial) and labels (n, *spatial) or (n, 1, *spatial).
 
     Promises: every voxel counts the same whatever its place; ignored voxels change nothing; a batch with nothing but
@@ -36,9 +37,9 @@ class CalibrationLoss(nn.Module):
             voxels = Voxels.of(logits, labels, self.ignore_index)
             return self.compute(voxels) if voxels.count else voxels.zero()
 
+    @abstractmethod
     def compute(self, voxels: Voxels) -> Tensor:
         """The loss of at least one voxel."""
-        raise NotImplementedError
 
 
 def full_precision(device_type: str) -> AbstractContextManager[object]:
