@@ -24,7 +24,7 @@ setup: $(STAMP) ## create .venv and install segcal with its development tools (o
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt 'setuptools>=77'
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-build-isolation -c constraints.txt -e '.[dev,nnunet,dask]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-build-isolation -c constraints.txt -e '.[dev,nnunet,dask,service]'
 	@touch $@
 
 demo: setup ## the whole flow on synthetic data, into demo_out/

@@ -114,7 +114,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     assert metadata["Version"] == segcal.__version__
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert set(metadata.get_all("Provides-Extra", [])) == {"dask", "dev", "nnunet"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {"dask", "dev", "nnunet", "service"}
     assert archive.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
 
 
