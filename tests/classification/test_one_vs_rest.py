@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
@@ -17,10 +21,10 @@ from segcal.classification.beta import BetaCalibration
 from segcal.classification.histogram import HistogramBinning
 from segcal.classification.isotonic import IsotonicCalibration
 from segcal.classification.one_vs_rest import RIDGE, log_complements, log_odds, normalised
-from segcal.classification.platt import PlattScaling
+from segcal.classification.platt import PlattScaling, Score
 from segcal.classification.samples import Samples
 from segcal.errors import ParameterError
-from tests.classification.rows import draw_rows
+from tests.classification.rows import draw_rows, nll
 
 DATA, TEST = draw_rows(1500, 3), draw_rows(500, 3, seed=1)
 
@@ -46,10 +50,49 @@ def scikit_learn(x: np.ndarray, y: np.ndarray, new: np.ndarray, method: str) -> 
     return found
 
 
-def test_platt_is_scikit_learns_sigmoid_on_the_log_odds() -> None:
-    odds, new = (logit(torch.softmax(part.logits, 1).numpy()) for part in (DATA, TEST))
-    theirs = scikit_learn(odds, DATA.known_labels.numpy(), new, "sigmoid")
-    np.testing.assert_allclose(PlattScaling.fit(DATA).probabilities(TEST).numpy(), theirs, atol=2e-4)
+@pytest.mark.parametrize(("score", "of"), [("log_odds", logit), ("log_probability", np.log)])
+def test_platt_is_scikit_learns_sigmoid_on_the_same_score(score: Score, of: Callable[[np.ndarray], np.ndarray]) -> None:
+    seen, new = (of(torch.softmax(part.logits, 1).numpy()) for part in (DATA, TEST))
+    theirs = scikit_learn(seen, DATA.known_labels.numpy(), new, "sigmoid")
+    np.testing.assert_allclose(PlattScaling.fit(DATA, score=score).probabilities(TEST).numpy(), theirs, atol=2e-4)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 60])
+def test_platt_takes_the_score_with_the_lower_nll_and_the_file_says_which(n_classes: int) -> None:
+    data = draw_rows(2000, n_classes)
+    nlls = {
+        score: nll(PlattScaling.fit(data, score=score).probabilities(data), data.known_labels)
+        for score in get_args(Score)
+    }
+    made = PlattScaling.fit(data)
+    assert made.score == min(nlls, key=nlls.__getitem__)
+    assert made.values == {"score": made.score}
+    again = PlattScaling.from_tensors(made.tensors())
+    assert again.score == made.score
+    assert torch.equal(again.probabilities(data), made.probabilities(data))
+
+
+@pytest.mark.parametrize(
+    ("name", "score"),
+    [
+        ("lenet5_cifar10", "log_odds"),
+        ("wideresnet_cifar10", "log_odds"),
+        ("wideresnet_cifar100", "log_probability"),
+    ],
+)
+def test_the_score_platt_takes_is_the_better_one_on_rows_it_has_not_seen(
+    classifiers: Path, name: str, score: Score
+) -> None:
+    found = np.load(classifiers / f"{name}.npz")
+    rows = Samples.of(torch.tensor(found["probabilities"]), torch.tensor(found["labels"]), kind="probabilities")
+    data, new = rows.rows(torch.arange(0, 10_000, 2)), rows.rows(torch.arange(1, 10_000, 2))
+    made = PlattScaling.fit(data)
+    assert made.score == score
+    (other,) = set(get_args(Score)) - {score}
+    chosen, left = (
+        nll(each.probabilities(new), new.known_labels) for each in (made, PlattScaling.fit(data, score=other))
+    )
+    assert chosen < left - 0.002
 
 
 def test_isotonic_without_floor_is_scikit_learns() -> None:
@@ -147,7 +190,12 @@ def test_complements_are_exact_for_near_certain_rows(row: list[float]) -> None:
 
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [(HistogramBinning, {"bins": 0}), (HistogramBinning, {"binning": "x"}), (IsotonicCalibration, {"floor": 0.5})],
+    [
+        (HistogramBinning, {"bins": 0}),
+        (HistogramBinning, {"binning": "x"}),
+        (IsotonicCalibration, {"floor": 0.5}),
+        (PlattScaling, {"score": "probability"}),
+    ],
 )
 def test_settings_out_of_range_are_named(method: type, settings: dict[str, object]) -> None:
     with pytest.raises(ParameterError, match=next(iter(settings))):
