@@ -35,6 +35,8 @@ DATA = Path(os.environ.get("SEGCAL_SHARED_DATA", ROOT.parent / "shared" / "data"
 FILES = ("lenet5_cifar10", "wideresnet_cifar10", "wideresnet_cifar100")
 N_BINS = 15
 Row = dict[str, float]
+Results = dict[tuple[str, str], dict[int, Row]]
+"""(method, by whom) -> seed -> metrics; a slow peer may lack some of the seeds."""
 CASES: dict[str, tuple[str, dict[str, Any]]] = {key: (key, {}) for key in METHODS if not METHODS[key].needs_features}
 CASES["histogram, equal width"] = ("histogram", {"binning": "width"})
 
@@ -98,14 +100,14 @@ def netcal(python: str, halves: list[Halves]) -> dict[str, NDArray[np.float64]]:
         labels = np.stack([pair[0].known_labels.numpy() for pair in halves])
         np.savez(source, fit_probs=fit, test_probs=test, fit_labels=labels)
         script = Path(__file__).with_name("_netcal_rows.py")
-        subprocess.run([python, str(script), str(source), str(target), "beta"], check=True, capture_output=True)
+        subprocess.run([python, str(script), str(source), str(target)], check=True, capture_output=True)
         return dict(np.load(target))
 
 
 def run(name: str, seeds: int, python: str | None, trials: int | None, skip: list[str]) -> None:
     data = np.load(DATA / f"{name}.npz")
     samples = Samples.of(torch.tensor(data["probabilities"]), torch.tensor(data["labels"]), kind="probabilities")
-    results: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    results: Results = defaultdict(dict)
     seconds: dict[str, float] = defaultdict(float)
     refused: dict[str, str] = {}
     halves: list[Halves] = []
@@ -126,25 +128,23 @@ def run(name: str, seeds: int, python: str | None, trials: int | None, skip: lis
                 refused[key] = str(error)
                 continue
             seconds[key] += (time.process_time() - begin) / seeds
-            results[key, "segcal"].append(measure(fitted.probabilities(test).numpy(), labels))
+            results[key, "segcal"][seed] = measure(fitted.probabilities(test).numpy(), labels)
         for key, probs in scikit_learn(fit, test).items():
-            results[key, "scikit-learn"].append(measure(probs, labels))
+            results[key, "scikit-learn"][seed] = measure(probs, labels)
         print(f"{name}: seed {seed} done", file=sys.stderr, flush=True)
     for key, probs in (netcal(python, halves) if python is not None else {}).items():
-        seed, _, method = key.partition("/")
-        results[method, "netcal"].append(measure(probs, halves[int(seed)][1].known_labels.numpy()))
+        number, _, method = key.partition("/")
+        results[method, "netcal"][int(number)] = measure(probs, halves[int(number)][1].known_labels.numpy())
     show(name, results, seconds, refused)
 
 
-def show(
-    name: str, results: dict[tuple[str, str], list[Row]], seconds: dict[str, float], refused: dict[str, str]
-) -> None:
+def show(name: str, results: Results, seconds: dict[str, float], refused: dict[str, str]) -> None:
     print(f"\n### {name}\n")
     print("| method | by | NLL | Brier | ECE % | class-wise ECE % | accuracy % | fit, CPU s |")
     print("|---|---|---|---|---|---|---|---|")
     order = {key: index for index, key in enumerate(CASES)}
     for key, by in sorted(results, key=lambda pair: (order[pair[0]], pair[1] != "segcal", pair[1])):
-        rows = results[key, by]
+        rows = list(results[key, by].values())
         cells = [f"`{key}`", by]
         for metric, factor, digits in (
             ("nll", 1, 4),
@@ -154,7 +154,8 @@ def show(
             ("accuracy", 100, 2),
         ):
             values = np.array([row[metric] for row in rows]) * factor
-            cells.append(f"{values.mean():.{digits}f} ± {values.std(ddof=1) if len(values) > 1 else 0:.{digits}f}")
+            spread = f" ± {values.std(ddof=1):.{digits}f}" if len(values) > 1 else " (one seed)"
+            cells.append(f"{values.mean():.{digits}f}{spread}")
         cells.append(f"{seconds[key]:.2f}" if by == "segcal" else "")
         print("| " + " | ".join(cells) + " |")
     for key, why in refused.items():
@@ -162,9 +163,10 @@ def show(
     print("\nNLL of segcal minus the peer's, mean over seeds ± standard error (negative: segcal is better):\n")
     for key, by in sorted(results):
         if by != "segcal" and (key, "segcal") in results:
-            gap = np.array([a["nll"] - b["nll"] for a, b in zip(results[key, "segcal"], results[key, by], strict=True)])
-            error = gap.std(ddof=1) / len(gap) ** 0.5 if len(gap) > 1 else 0.0
-            print(f"- `{key}` against {by}: {gap.mean():+.5f} ± {error:.5f}")
+            ours, theirs = results[key, "segcal"], results[key, by]
+            gap = np.array([ours[seed]["nll"] - theirs[seed]["nll"] for seed in theirs])
+            error = f" ± {gap.std(ddof=1) / len(gap) ** 0.5:.5f}" if len(gap) > 1 else " (one seed)"
+            print(f"- `{key}` against {by}: {gap.mean():+.5f}{error}")
 
 
 def main() -> None:

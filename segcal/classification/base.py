@@ -11,13 +11,18 @@ from torch import Tensor
 from segcal.calibrators.base import Preserves
 from segcal.classification.samples import Samples
 
+MOST_FEATURE_ROWS = 20_000
+"""Default of `max_rows`, the setting all methods with features have: their time or memory grows too fast for all rows
+of a large set, and a drawn part with the classes in their proportions is fitted on instead."""
+
 
 class RowMethod(ABC):
     """A fitted method. Subclasses are frozen dataclasses of float64 tensors and plain numbers.
 
     Attributes:
         name: the registry key, the paper's short name in lower case.
-        needs_features: looks at `Samples.features`, in the fit and when applied.
+        needs_features: looks at `Samples.features`, in the fit, which then sees at most `max_rows` rows, and when
+            applied.
         translation_invariant: adding one constant to all logits of a row changes nothing.
         preserves: "order" keeps the ranking of the classes, "argmax" the winner, None neither.
         order_matters: the fit depends on the order of the rows (a drawn split, mini-batches), not only on the seed.

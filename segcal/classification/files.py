@@ -18,12 +18,16 @@ from safetensors.torch import save as save_safetensors
 
 import segcal
 from segcal.calibrator_info import CalibratorInfo
-from segcal.classification.base import RowMethod
+from segcal.classification.base import MOST_FEATURE_ROWS, RowMethod
+from segcal.classification.drawing import some_rows
 from segcal.classification.methods import METHODS
 from segcal.classification.samples import Samples
 from segcal.errors import FileFormatError, MismatchError, ParameterError, UsageError
 from segcal.fitted import METADATA_KEY, read_calibrator_file
 from segcal.io.atomic import atomic_write
+
+MAX_ROWS = "max_rows"
+"""The setting of every method with features; see `MOST_FEATURE_ROWS`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,8 +109,25 @@ def fit(
         raise UsageError(
             f"{len(names)} class names ({_some(names)}) for {samples.n_classes} scores; one each, all different."
         )
-    fitted = kind.fit(samples, seed=seed, **settings)
-    return FittedMethod(fitted, _info(fitted, samples, names, seed, settings))
+    own = {name: value for name, value in settings.items() if name != MAX_ROWS}
+    seen, warnings = _bounded(kind, samples, seed, settings.get(MAX_ROWS, MOST_FEATURE_ROWS))
+    fitted = kind.fit(seen, seed=seed, **own)
+    return FittedMethod(fitted, _info(fitted, seen, names, seed, settings, warnings))
+
+
+def _bounded(method: type[RowMethod], samples: Samples, seed: int, most: object) -> tuple[Samples, tuple[str, ...]]:
+    """The rows a fit sees, and what to say where they are not all."""
+    if not method.needs_features or samples.labels is None:
+        return samples, ()
+    if not isinstance(most, int) or isinstance(most, bool) or most < 1:
+        raise ParameterError(f"{method.name}: max_rows must be a whole number of at least 1, got {most!r}")
+    if samples.n_rows <= most:
+        return samples, ()
+    text = (
+        f"fitted on {most:,} rows drawn from the {samples.n_rows:,}, the classes in their proportions; "
+        "`max_rows` sets how many, and time and memory grow with it."
+    )
+    return samples.rows(some_rows(samples.labels, most, seed)), (text,)
 
 
 def load(path: str | os.PathLike[str]) -> FittedMethod:
@@ -147,7 +168,8 @@ def settings_of(method: type[RowMethod]) -> dict[str, Any]:
     parameters = inspect.signature(method.fit).parameters.values()
     own = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "seed"}
     shared = () if method.training is None else fields(method.training)
-    return own | {field.name: field.default for field in shared if field.name not in own}
+    bound = {MAX_ROWS: MOST_FEATURE_ROWS} if method.needs_features else {}
+    return own | {field.name: field.default for field in shared if field.name not in own} | bound
 
 
 def check_settings(method: type[RowMethod], settings: Mapping[str, Any]) -> None:
@@ -159,7 +181,12 @@ def check_settings(method: type[RowMethod], settings: Mapping[str, Any]) -> None
 
 
 def _info(
-    method: RowMethod, samples: Samples, classes: tuple[str, ...], seed: int, settings: Mapping[str, Any]
+    method: RowMethod,
+    samples: Samples,
+    classes: tuple[str, ...],
+    seed: int,
+    settings: Mapping[str, Any],
+    warnings: tuple[str, ...],
 ) -> CalibratorInfo:
     values = dict(method.values)
     plain = {name: value for name, value in settings.items() if isinstance(value, str | int | float | bool)}
@@ -179,7 +206,7 @@ def _info(
         validation_nll=method.validation_nll,
         versions={"segcal": segcal.__version__, "torch": version("torch"), "numpy": version("numpy")},
         seed=seed,
-        warnings=method.warnings,
+        warnings=(*warnings, *method.warnings),
         settings={**plain, **values},
     )
 

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from segcal.classification.base import RowMethod
+from segcal.classification.base import MOST_FEATURE_ROWS, RowMethod
+from segcal.classification.drawing import some_rows
+from segcal.classification.files import fit, settings_of
 from segcal.classification.local_nets import LocalNets
 from segcal.classification.mac_cal import MaskedClassifier
+from segcal.classification.methods import METHODS as REGISTRY
 from segcal.classification.samples import Samples
 from segcal.classification.vq import LocalDirichletCalibration, QuantisedDirichlet, QuantisedHead
 from segcal.errors import DataError, MismatchError, ParameterError
@@ -112,3 +115,27 @@ def test_the_fit_changes_neither_the_rows_nor_the_random_numbers_of_others(metho
     assert torch.equal(before[0], rows.logits)
     assert torch.equal(before[1], rows.known_features)
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("name", [name for name, method in REGISTRY.items() if method.needs_features])
+def test_a_fit_with_features_sees_at_most_max_rows_and_says_so(name: str) -> None:
+    rows, short = (
+        draw_rows(n=300),
+        {key: 5 for key in ("max_steps", "epochs", "steps") if key in settings_of(REGISTRY[name])},
+    )
+    every = fit(name, rows, **short)
+    assert every.info.warnings == ()
+    some = fit(name, rows, max_rows=120, **short)
+    assert some.info.warnings[0].startswith("fitted on 120 rows drawn from the 300")
+    assert some.info.settings["max_rows"] == 120
+    drawn = fit(name, rows.rows(some_rows(rows.known_labels, 120, 0)), **short)
+    new = draw_rows(1, n=40)
+    assert torch.equal(some.probabilities(new), drawn.probabilities(new))
+    with pytest.raises(ParameterError, match="max_rows must be a whole number"):
+        fit(name, rows, max_rows=0, **short)
+
+
+def test_a_million_rows_are_bounded_by_default_for_every_method_with_features() -> None:
+    bounded = {name for name, method in REGISTRY.items() if "max_rows" in settings_of(method)}
+    assert bounded == {name for name, method in REGISTRY.items() if method.needs_features}
+    assert settings_of(REGISTRY["vq"])["max_rows"] == MOST_FEATURE_ROWS == 20_000
