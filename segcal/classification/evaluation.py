@@ -16,8 +16,8 @@ from torch import Tensor
 import segcal
 from segcal.calibrators.base import Preserves
 from segcal.classification.data import ScoreData
-from segcal.classification.intervals import COMPARED, NO_INTERVAL, RowBootstrap
-from segcal.classification.metrics import LOCAL_METRICS, METRICS, OOD_METRICS, RowTables, ScoredRows, measure_ood
+from segcal.classification.intervals import COMPARED, LOCAL_REASON, RowBootstrap, foreign_estimates
+from segcal.classification.metrics import LOCAL_METRICS, METRICS, RowTables, ScoredRows, measure_ood
 from segcal.classification.metrics.local import local_errors
 from segcal.classification.metrics.tables import N_BINS, row_nll
 from segcal.classification.principal import Standardiser, principal_axes
@@ -189,8 +189,9 @@ def _entry(
 ) -> dict[str, Any]:
     metrics = {metric: drawn.estimate(pipeline.name, metric) for metric in (*METRICS, "flip")}
     if data.ood is not None:
-        found = measure_ood(pipeline.probabilities.numpy().max(axis=1), data.ood)
-        metrics |= {name: _without(found[name], NO_INTERVAL) for name in OOD_METRICS}
+        confidence = np.minimum(pipeline.probabilities.numpy().max(axis=1), 1.0)
+        values = measure_ood(confidence, data.ood)
+        metrics |= foreign_estimates(confidence, data.ood, data.subjects, values, drawn.how)
     metrics |= local
     return {
         "name": pipeline.name,
@@ -224,7 +225,7 @@ def _local_metrics(known: Samples, scored: Mapping[str, ScoredRows], n_bins: int
             points,
             n_bins=n_bins,
         )
-        found[name] = {"lce": _without(errors.lce, NO_INTERVAL), "mlce": _without(errors.mlce, NO_INTERVAL)}
+        found[name] = {"lce": _without(errors.lce, LOCAL_REASON), "mlce": _without(errors.mlce, LOCAL_REASON)}
     return found
 
 

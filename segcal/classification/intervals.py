@@ -7,17 +7,27 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from segcal.classification.metrics import METRICS, measure
 from segcal.classification.metrics.rows import Floats, ScoredRows, Whole
 from segcal.classification.metrics.tables import row_brier, row_nll
-from segcal.classification.resampling import ERRORS, MEANS, Draws, Replicates, Units, replicate
+from segcal.classification.ranked import RANKED_ERRORS, RANKINGS, replicate_foreign, replicate_ranked
+from segcal.classification.resampling import ERRORS, Draws, Replicates, Units, replicate
 from segcal.errors import ParameterError
 from segcal.evaluation.summary import BootstrapSettings
 from segcal.metrics.summary import json_number
 
 COMPARED = ("nll", "brier", "accuracy", "ece", "adaptive_ece", "classwise_ece")
-NO_INTERVAL = "no interval: the metric needs all rows at once, which tables of bins do not keep"
+NOT_NEGATIVE = (*ERRORS, *RANKED_ERRORS)
+"""Calibration errors: noise raises them, and more so on resampled rows."""
+LOCAL_REASON = (
+    "no interval: a row drawn twice is its own nearest neighbour, so drawn rows have other local errors than new ones; "
+    "and no resampling holds for a largest value"
+)
+FEW_FOREIGN = "no interval: too few out-of-distribution rows to draw from"
+MOST_EMPTY = 0.01
+"""Share of draws without a foreign (or a known) row above which there is no interval of their metrics."""
 
 
 def _hits(rows: ScoredRows) -> Floats:
@@ -50,33 +60,31 @@ class RowBootstrap:
         """
         if how.n_replicates < 1 or not 0 < how.confidence_level < 1:
             raise ParameterError(f"replicates must be at least 1 and the level between 0 and 1, got {how}")
-        self._pipelines, self._how = pipelines, how
+        self._pipelines, self.how = pipelines, how
         self.units = Units.of(pipelines[base].n_rows, subjects, how.seed)
         draws = Draws.of(self.units, n_replicates=how.n_replicates, seed=how.seed)
         before = pipelines[base].prediction
         self.values = {name: measure(rows, n_bins=n_bins) for name, rows in pipelines.items()}
         for name, rows in pipelines.items():
             self.values[name]["flip"] = float((rows.prediction != before).mean())
-        self._drawn: dict[str, Replicates] = {
-            name: replicate(rows, before, draws, n_bins) for name, rows in pipelines.items()
-        }
+        self._drawn = {name: _replicates(rows, before, draws, n_bins) for name, rows in pipelines.items()}
+        for name, drawn in self._drawn.items():
+            drawn.values.update(shifted(drawn.values, self._plain(pipelines[name], n_bins), self.values[name]))
 
     def estimate(self, pipeline: str, metric: str) -> dict[str, Any]:
         """The metric as summary.json has it: `mean` is the value on all rows.
 
-        Means over rows have percentile intervals. Calibration errors have basic ones, 2 value - quantiles cut at 0,
-        because resampled tables are noisier than the table itself; the percentile interval stands beside, and
+        Means over rows and AURC have percentile intervals. Calibration errors have basic ones, 2 value - quantiles cut
+        at 0, because resampled tables are noisier than the table itself; the percentile interval stands beside, and
         `noise_limit`, which noise alone exceeds one time in twenty (at 95 %).
         """
         value = self.values[pipeline][metric]
         found: dict[str, Any] = {"mean": json_number(value)}
-        if metric not in MEANS and metric not in ERRORS:
-            return {**found, "low": None, "high": None, "reason": NO_INTERVAL}
         low, high = self._quantiles(self._drawn[pipeline].values[metric])
-        if metric in MEANS:
+        if metric not in NOT_NEGATIVE:
             return {**found, "low": low, "high": high}
         noise = self._drawn[pipeline].noise[metric]
-        limit = float(np.quantile(noise, self._how.confidence_level))
+        limit = float(np.quantile(noise, self.how.confidence_level))
         basic = {"low": max(2 * value - high, 0.0), "high": max(2 * value - low, 0.0)}
         return {**found, **basic, "percentile": {"low": low, "high": high}, "noise_limit": json_number(limit)}
 
@@ -84,7 +92,7 @@ class RowBootstrap:
         """`first` minus `second` on the same rows and draws, with the shares of rows that got better and worse."""
         difference = self.values[first][metric] - self.values[second][metric]
         low, high = self._quantiles(self._drawn[first].values[metric] - self._drawn[second].values[metric])
-        if metric in ERRORS:
+        if metric in NOT_NEGATIVE:
             low, high = 2 * difference - high, 2 * difference - low
         gains = self._gains(first, second, metric)
         improved, worsened = (None, None) if gains is None else (float((gains > 0).mean()), float((gains < 0).mean()))
@@ -100,6 +108,11 @@ class RowBootstrap:
             "n_pairs": self._pipelines[first].n_rows,
         }
 
+    def _plain(self, rows: ScoredRows, n_bins: int) -> dict[str, float]:
+        """The ranked metrics of all rows, as replicates compute them."""
+        once = Draws.from_weights(self.units, np.ones((self.units.n_units, 1)))
+        return {name: float(value[0]) for name, value in replicate_ranked(rows, once, n_bins).values.items()}
+
     def _gains(self, first: str, second: str, metric: str) -> Floats | None:
         """(n,) how much better each row got; None for a metric that no single row has."""
         if metric not in _OF_A_ROW:
@@ -108,7 +121,48 @@ class RowBootstrap:
         return np.asarray(a - b if METRICS[metric].better == "higher" else b - a)
 
     def _quantiles(self, replicates: Floats) -> tuple[float, float]:
-        tail = (1 - self._how.confidence_level) / 2
+        tail = (1 - self.how.confidence_level) / 2
         low, high = np.quantile(replicates, (tail, 1 - tail))
         assert math.isfinite(low)
         return float(low), float(high)
+
+
+def foreign_estimates(
+    confidence: Floats,
+    ood: NDArray[np.bool_],
+    subjects: Whole | None,
+    values: Mapping[str, float],
+    how: BootstrapSettings,
+) -> dict[str, dict[str, Any]]:
+    """Metrics of known and foreign rows as summary.json has them, with percentile intervals; both kinds are drawn.
+
+    Args:
+        confidence: (n,) of all rows.
+        ood: (n,) which of them are foreign.
+        subjects: (n,) rows to be drawn together; None draws single rows.
+        values: the metrics on all rows.
+        how: replicates, seed and level.
+    """
+    units = Units.of(len(confidence), subjects, how.seed)
+    drawn = replicate_foreign(confidence, ood, Draws.of(units, n_replicates=how.n_replicates, seed=how.seed))
+    plain = replicate_foreign(confidence, ood, Draws.from_weights(units, np.ones((units.n_units, 1))))
+    tail = (1 - how.confidence_level) / 2
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        every = drawn[name] - plain[name][0] + value
+        good = every[np.isfinite(every)]
+        found[name] = {"mean": json_number(value), "low": None, "high": None, "reason": FEW_FOREIGN}
+        if len(good) >= (1 - MOST_EMPTY) * len(every):
+            low, high = np.quantile(good, (tail, 1 - tail))
+            found[name] = {"mean": json_number(value), "low": float(low), "high": float(high)}
+    return found
+
+
+def shifted(drawn: Mapping[str, Floats], plain: Mapping[str, float], values: Mapping[str, float]) -> dict[str, Floats]:
+    """Replicates of ranked metrics without what putting many rows into runs changes on all rows."""
+    return {name: drawn[name] - plain[name] + values[name] for name in (*RANKED_ERRORS, *RANKINGS)}
+
+
+def _replicates(rows: ScoredRows, before: Whole, draws: Draws, n_bins: int) -> Replicates:
+    binned, ranked = replicate(rows, before, draws, n_bins), replicate_ranked(rows, draws, n_bins)
+    return Replicates(binned.values | ranked.values, binned.noise | ranked.noise)

@@ -250,10 +250,11 @@ def _definitions(summary: Mapping[str, Any], level: str) -> list[tuple[str, str]
         (
             "intervals",
             f"{level}, {summary['n_bootstrap']:,} bootstrap replicates over {resampled_words(summary)}, the same for "
-            "all pipelines. Percentile for means over rows; basic (reflected) for calibration errors, which cannot be "
-            "negative and rise with noise; such an interval may lie below the value, which carries that noise. "
-            "Metrics that need all rows at once (label-binned, marginal, sweep, KS, AURC, "
-            "out-of-distribution, local) have none.",
+            "all pipelines. Percentile for means over rows, AURC and out-of-distribution metrics; basic (reflected) "
+            "for calibration errors, which cannot be negative and rise with noise; such an interval may lie below the "
+            "value, which carries that noise. Equal-mass bins and the number of bins of the sweep stay those of all "
+            "rows. LCE and MLCE have none: a row drawn twice is its own nearest neighbour, so drawn rows have other "
+            "local errors than new ones.",
         ),
     ]
 

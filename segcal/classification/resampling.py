@@ -157,7 +157,7 @@ def replicate(rows: ScoredRows, before: NDArray[np.int64], draws: Draws, n_bins:
 
 def _top_label(rows: ScoredRows, draws: Draws, n_bins: int) -> tuple[dict[str, Floats], dict[str, Floats]]:
     index = equal_width_index(rows.confidence, n_bins)
-    counts, excess, calibrated = _drawn_table(index, rows.confidence, rows.hit, draws, n_bins)
+    counts, excess, calibrated = drawn_table(index, rows.confidence, rows.hit, draws, n_bins)
 
     def errors(gap_sums: Floats) -> dict[str, Floats]:
         gaps = np.abs(gap_sums) / np.maximum(counts, 1.0)
@@ -174,31 +174,36 @@ def _top_label(rows: ScoredRows, draws: Draws, n_bins: int) -> tuple[dict[str, F
 def _equal_mass(rows: ScoredRows, draws: Draws, n_bins: int) -> tuple[dict[str, Floats], dict[str, Floats]]:
     index = bin_index(rows.confidence, n_bins, "mass")
     n_groups = int(index.max()) + 1
-    counts, excess, calibrated = _drawn_table(index, rows.confidence, rows.hit, draws, n_groups)
+    counts, excess, calibrated = drawn_table(index, rows.confidence, rows.hit, draws, n_groups)
     hits = draws.total(draws.units.table(index, rows.hit.astype(np.float64), n_groups))
 
     def errors(gap_sums: Floats) -> dict[str, Floats]:
         n = draws.n_rows
-        squares = (gap_sums / np.maximum(counts, 1.0)) ** 2
-        frequency = hits / np.maximum(counts, 1.0)
-        spread = frequency * (1.0 - frequency) / np.maximum(counts - 1.0, 1.0)
-        debiased = np.where(counts > 1, counts * (squares - spread), 0.0).sum(axis=1) / n
+        squares = gap_sums**2 / np.maximum(counts, 1.0)
         return {
             "adaptive_ece": np.abs(gap_sums).sum(axis=1) / n,
-            "adaptive_ece_2": np.sqrt((counts * squares).sum(axis=1) / n),
-            "debiased_ce": np.sqrt(np.maximum(debiased, 0.0)),
+            "adaptive_ece_2": np.sqrt(squares.sum(axis=1) / n),
+            "debiased_ce": np.sqrt(np.maximum(debiased_squares(counts, gap_sums, hits), 0.0) / n),
         }
 
     return errors(excess), errors(calibrated)
+
+
+def debiased_squares(counts: Floats, gap_sums: Floats, hits: Floats) -> Floats:
+    """(replicate,) n times the debiased squared error of (replicate, bin) tables; may be negative."""
+    frequency = hits / np.maximum(counts, 1.0)
+    spread = frequency * (1.0 - frequency) / np.maximum(counts - 1.0, 1.0)
+    squares = (gap_sums / np.maximum(counts, 1.0)) ** 2
+    return np.asarray(np.where(counts > 1, counts * (squares - spread), 0.0).sum(axis=1))
 
 
 def _classes(rows: ScoredRows, draws: Draws, n_bins: int) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """Means over classes, class by class: memory does not grow with their number."""
     names = ("classwise_ece", "ecce", "ecce_max")
     found, quiet = ({name: np.zeros(len(draws.n_rows)) for name in names} for _ in range(2))
-    for scores, hits in _each_class(rows):
+    for scores, hits in each_class(rows):
         index = equal_width_index(scores, n_bins)
-        _, excess, calibrated = _drawn_table(index, scores, hits, draws, n_bins)
+        _, excess, calibrated = drawn_table(index, scores, hits, draws, n_bins)
         for total, gap_sums in ((found, excess), (quiet, calibrated)):
             cumulated = np.abs(np.cumsum(gap_sums, axis=1))
             total["classwise_ece"] += np.abs(gap_sums).sum(axis=1)
@@ -210,12 +215,13 @@ def _classes(rows: ScoredRows, draws: Draws, n_bins: int) -> tuple[dict[str, Flo
     }
 
 
-def _each_class(rows: ScoredRows) -> Iterator[tuple[Floats, NDArray[np.bool_]]]:
+def each_class(rows: ScoredRows) -> Iterator[tuple[Floats, NDArray[np.bool_]]]:
+    """Every class's own probabilities, and which rows are of it."""
     for c in range(rows.n_classes):
         yield np.minimum(rows.probabilities[:, c], 1.0), rows.labels == c
 
 
-def _drawn_table(
+def drawn_table(
     index: Whole, scores: Floats, hits: NDArray[np.bool_], draws: Draws, n_bins: int
 ) -> tuple[Floats, Floats, Floats]:
     """(replicate, bin) rows, sums of score minus hit, and these sums with the bin's gap on all rows taken out."""

@@ -91,21 +91,25 @@ def marginal_error(rows: ScoredRows, *, n_bins: int = N_BINS, p: float = 2.0, bi
 
 
 def sweep_error(scores: Floats, hits: Hits, *, p: float = 2.0) -> float:
-    """Mean-sweep error (Roelofs et al. 2022): ECE_bin,p with as many equal-mass bins as keep the accuracies rising.
+    """Mean-sweep error (Roelofs et al. 2022): ECE_bin,p with as many equal-mass bins as keep the accuracies rising."""
+    check_order(p)
+    return ece_bin(_cut(*_sorted_sums(scores, hits), sweep_bins(scores, hits)), p)
+
+
+def sweep_bins(scores: Floats, hits: Hits) -> int:
+    """How many bins the sweep ends with.
 
     b = 2, 3, ... are tried until the bins' accuracies are no longer non-decreasing, and the last b before that is
     taken; one bin when 2 already fail. At most n - 1 and MOST_SWEEP_BINS bins.
     """
-    check_order(p)
     ordered, before = _sorted_sums(scores, hits)
-    best = _cut(ordered, before, 1)
+    best = 1
     for n_bins in range(2, min(len(scores), MOST_SWEEP_BINS + 1)):
         table = _cut(ordered, before, n_bins)
-        accuracy = table.hits / table.counts
-        if np.any(np.diff(accuracy) < 0):
+        if np.any(np.diff(table.hits / table.counts) < 0):
             break
-        best = table
-    return ece_bin(best, p)
+        best = n_bins
+    return best
 
 
 def ks_error(scores: Floats, hits: Hits) -> float:
