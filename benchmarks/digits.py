@@ -1,7 +1,8 @@
 """Methods that look at features, end to end on scikit-learn's digits: a small network, trained here until it overfits.
 
 Every seed draws its own noise, split and network: 400 images train it, 600 calibrate, 797 test. Prints accuracy, NLL,
-ECE, class-wise ECE and the local errors before and after, each the mean over the seeds with the 95 % t interval.
+ECE, class-wise ECE and the local errors before and after, each the mean over the seeds with the 95 % t interval, and
+the paired differences (same seed, same images) to the uncalibrated network, to `ts` and of `vq` to its ablations.
 
     python benchmarks/digits.py [--seeds 5]
 """
@@ -150,10 +151,42 @@ METHODS: dict[str, Callable[[Digits, int], Tensor]] = {
 }
 
 
+PAIRS = (
+    *((name, "uncalibrated") for name in METHODS if name != "uncalibrated"),
+    *((name, "ts") for name in ("vq", "local_nets", "mac_cal, calibration rows")),
+    *(("vq", name) for name in ("vq_nc", "vq_dc")),
+)
+"""(method, against): the differences the documentation speaks of."""
+
+
+def mean_and_half(values: list[float]) -> tuple[float, float]:
+    """Mean and half the 95 % t interval."""
+    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
+    return float(np.mean(values)), float(half)
+
+
 def interval(values: list[float]) -> str:
     """Mean ± half the 95 % t interval."""
-    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
-    return f"{np.mean(values):.3f} ± {half:.3f}"
+    mean, half = mean_and_half(values)
+    return f"{mean:.3f} ± {half:.3f}"
+
+
+def paired(first: list[dict[str, float]], second: list[dict[str, float]], column: str) -> tuple[float, float]:
+    """`first` minus `second`, seed by seed: its mean and half its 95 % t interval."""
+    return mean_and_half([a[column] - b[column] for a, b in zip(first, second, strict=True)])
+
+
+def show_pairs(found: dict[str, list[dict[str, float]]], columns: list[str]) -> None:
+    """The table of paired differences; those whose interval leaves out 0 are bold."""
+    print("\n| difference |", " | ".join(columns), "|")
+    print("|---|" + "---|" * len(columns))
+    for first, second in PAIRS:
+        cells = []
+        for column in columns:
+            mean, half = paired(found[first], found[second], column)
+            text = f"{mean:+.3f} ± {half:.3f}"
+            cells.append(f"**{text}**" if abs(mean) > half else text)
+        print(f"| {first} − {second} |", " | ".join(cells), "|")
 
 
 def main() -> None:
@@ -177,6 +210,8 @@ def main() -> None:
         for name, figures in found.items():
             cells = [interval([figure[column] for figure in figures]) for column in shown]
             print(f"| {name} |", " | ".join(cells), f"| {seconds[name] / n_seeds:.1f} |")
+    for shown in (columns[:4], columns[4:8], columns[8:]):
+        show_pairs(found, shown)
 
 
 if __name__ == "__main__":

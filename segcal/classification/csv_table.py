@@ -93,8 +93,8 @@ def _places(path: Path, header: Sequence[str]) -> dict[str, list[int]]:
             places[COLUMNS[name]] = [k]
         else:
             raise FileFormatError(
-                f"{path}: unknown column `{name}` in the header. Columns are logit_0, logit_1, … or probability_0, …, "
-                f"and label, feature_0, …, ood, subject; {_EXAMPLE}."
+                f"{path}: unknown column `{name}` in the header. {_reason(name)}Columns are logit_0, logit_1, … or "
+                f"probability_0, …, and label, feature_0, …, ood, subject; {_EXAMPLE}."
             )
     for word, columns in numbered.items():
         if sorted(columns) != list(range(len(columns))):
@@ -104,6 +104,23 @@ def _places(path: Path, header: Sequence[str]) -> dict[str, list[int]]:
     if not places:
         raise FileFormatError(f"{path}: no header line; {_EXAMPLE}.")
     return places
+
+
+def _reason(name: str) -> str:
+    """What an unknown column most likely means."""
+    if ";" in name or "\t" in name:
+        return "Columns are separated by commas. "
+    if _is_number(name):
+        return "The first line must say what the columns are. "
+    return "" if name else "An index column has to go. "
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _load(path: Path, columns: Sequence[int], dtype: Any) -> AnyArray:
@@ -125,9 +142,24 @@ def _load(path: Path, columns: Sequence[int], dtype: Any) -> AnyArray:
     except FileFormatError:
         raise
     except (ValueError, IndexError) as error:
+        found = _first_fault(path, columns) or str(error)
         raise FileFormatError(
-            f"{path}: {error}; below the header every line needs one number in each column."
+            f"{path}: {found}; below the header every line needs one number in each column."
         ) from None
+
+
+def _first_fault(path: Path, columns: Sequence[int]) -> str | None:
+    """The first line that is no row of numbers, in words; None where it is not one of the usual faults."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file)
+        header = next(reader)
+        for fields in reader:
+            if fields and len(fields) != len(header):
+                return f"line {reader.line_num} has {len(fields)} columns, the header has {len(header)}"
+            for k in columns if fields else ():
+                if not _is_number(fields[k]):
+                    return f"line {reader.line_num}, column `{header[k].strip()}`: {fields[k]!r} is no number"
+    return None
 
 
 def _after_header(file: Any) -> Any:

@@ -67,6 +67,12 @@ def fit_methods(
     source = as_data(data)
     if source.samples.labels is None:
         raise DataError(f"{source.name}: has no labels, and a fit needs one per row; add the key `labels`.")
+    for name in methods:
+        if method_named(name).needs_features and source.samples.features is None:
+            raise DataError(
+                f"{source.name}: {name} looks at the features of the penultimate layer, and there are none; add the "
+                "key `features`, (n, d), or choose a method that works on scores alone."
+            )
     wanted = {name: {**(settings or {}), **_validation(validation)} for name in methods}
     chosen = {name: {k: v for k, v in given.items() if takes(name, k)} for name, given in wanted.items()}
     for name in {key for given in wanted.values() for key in given}:

@@ -12,6 +12,7 @@ from segcal.types import Kind
 
 SMALLEST_PROBABILITY = torch.finfo(torch.float32).tiny
 """Where a probability of exactly 0 is taken to lie: the smallest normal float32, as when members are pooled."""
+LARGEST_LOGIT = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,6 +107,12 @@ def _checked_scores(scores: Tensor, kind: Kind) -> tuple[int, int]:
         raise DataError(f"Row {bad} of the {kind} holds NaN or infinity ({int((~finite).sum())} such rows).")
     if kind == "probabilities":
         _check_probabilities(scores)
+    elif scores.numel() and float(scores.abs().max()) > LARGEST_LOGIT:
+        bad = int((scores.abs() > LARGEST_LOGIT).any(1).nonzero()[0])
+        raise DataError(
+            f"Row {bad} of the logits holds {float(scores[bad].abs().max()):.2g}, more than float32 can; no classifier "
+            "puts out such a number. A class that is ruled out may have -1e9."
+        )
     return scores.shape[0], scores.shape[1]
 
 
@@ -122,8 +129,12 @@ def _check_probabilities(scores: Tensor) -> None:
 
 def _check_labels(labels: Tensor, n_rows: int, n_classes: int) -> None:
     if labels.shape != (n_rows,) or labels.is_floating_point() or labels.dtype == torch.bool:
+        hint = ""
+        if labels.ndim == 2:
+            hint = " Take the one column." if labels.shape[1] == 1 else " One-hot labels become numbers by argmax(1)."
         raise DataError(
             f"Labels must be whole numbers of shape ({n_rows},), got {labels.dtype} of shape {tuple(labels.shape)}."
+            f"{hint}"
         )
     if n_rows and not 0 <= int(labels.min()) <= int(labels.max()) < n_classes:
         raise DataError(
@@ -133,9 +144,10 @@ def _check_labels(labels: Tensor, n_rows: int, n_classes: int) -> None:
 
 
 def _check_features(features: Tensor, n_rows: int) -> None:
-    if features.ndim != 2 or features.shape[0] != n_rows or not features.is_floating_point():
+    shaped = features.ndim == 2 and features.shape[0] == n_rows and features.shape[1] > 0
+    if not shaped or not features.is_floating_point():
         raise DataError(
-            f"Features must be floating point of shape ({n_rows}, d), got {features.dtype} of shape "
+            f"Features must be floating point of shape ({n_rows}, d) with d ≥ 1, got {features.dtype} of shape "
             f"{tuple(features.shape)}."
         )
     if not bool(torch.isfinite(features).all()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -111,3 +112,44 @@ def test_a_broken_file_exits_1_and_is_named(tmp_path: Path, files: tuple[Path, P
     (tmp_path / "broken.npz").write_bytes(files[0].read_bytes()[:200])
     assert "broken.npz" in call("fit", tmp_path / "broken.npz", "--method", "ts", "--out", tmp_path / "x", code=1)
     assert "missing.npz" in call("evaluate", tmp_path / "missing.npz", "--out", tmp_path / "y", code=1)
+
+
+def test_a_method_that_needs_features_is_refused_before_any_fit_and_nothing_is_written(
+    tmp_path: Path, files: tuple[Path, Path]
+) -> None:
+    said = call("fit", files[0], "--method", "ts", "--method", "vq", "--out", tmp_path / "cals", code=1)
+    assert f"{files[0].name}: vq looks at the features" in said
+    assert "`features`" in said
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+AWKWARD = ("50 rows", "two classes", "one class missing", "one class only", "constant scores", "three rows repeated")
+
+
+@pytest.mark.parametrize("kind", AWKWARD)
+def test_awkward_rows_go_through_all_three_commands(tmp_path: Path, kind: str) -> None:
+    rng = np.random.default_rng(0)
+    n, n_classes = (50 if kind == "50 rows" else 300), (2 if kind == "two classes" else 4)
+    logits, labels = rng.normal(0, 2, (n, n_classes)), rng.integers(0, n_classes, n)
+    if kind == "one class missing":
+        labels[labels == 3] = 0
+    elif kind == "one class only":
+        labels[:] = 1
+    elif kind == "constant scores":
+        logits[:] = 0.5
+    elif kind == "three rows repeated":
+        logits, labels = np.tile(logits[:3], (100, 1)), np.tile(labels[:3], 100)
+    np.savez(tmp_path / "data.npz", logits=logits, labels=labels)
+    methods = ("ts", "dc", "platt", "isotonic", "meta_mis")
+    options = ("--trials", 3, "--out", tmp_path / "cals")
+    call("fit", tmp_path / "data.npz", *(part for m in methods for part in ("--method", m)), *options)
+    cals = [tmp_path / "cals" / f"{name}.safetensors" for name in methods]
+    call("apply", cals[1], tmp_path / "data.npz", "--out", tmp_path / "applied")
+    assert np.isfinite(np.load(tmp_path / "applied" / "calibrated.npz")["probabilities"]).all()
+    call("evaluate", *cals, tmp_path / "data.npz", "--out", tmp_path / "results", "--replicates", "50")
+    summary = json.loads((tmp_path / "results" / "summary.json").read_text())
+    for pipeline in summary["pipelines"]:
+        for name, one in pipeline["metrics"].items():
+            assert math.isfinite(one["mean"]), name
+            assert math.isfinite(one["low"]), name
+    assert (tmp_path / "results" / "report.html").stat().st_size > 10_000
