@@ -32,7 +32,7 @@ from segcal.classification.metrics.local import local_errors, released_local_err
 from segcal.classification.principal import Standardiser, principal_axes
 from segcal.classification.samples import Samples
 from segcal.classification.training import Training, split_rows
-from segcal.classification.vq import LocalDirichletCalibration, QuantisedDirichlet, QuantisedHead
+from segcal.classification.vq import LocalDirichletCalibration, QuantisedDirichlet, QuantisedHead, SecondStage
 from segcal.fitting.exact import ExactSolver
 from segcal.fitting.problem import Penalty
 from segcal.fitting.rows import all_rows
@@ -131,7 +131,7 @@ def dirichlet_on_the_same_head(data: Digits, seed: int) -> QuantisedDirichlet:
     training, generator = Training(), torch.Generator().manual_seed(seed)
     rows, validation = split_rows(data.calibration.n_rows, training.validation_share, generator)
     head = fitted_vq(data, seed).head
-    return QuantisedDirichlet.calibrate(head, data.calibration, rows, validation, generator, training)
+    return QuantisedDirichlet.calibrate(SecondStage(head, data.calibration, rows, validation, generator, training))
 
 
 METHODS: dict[str, Callable[[Digits, int], Tensor]] = {

@@ -68,8 +68,9 @@ class CoreMethod(RowMethod):
     warnings: tuple[str, ...] = ()
     validation_nll: float | None = None
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, *, core: type[Calibrator]) -> None:
         """Name and promises are the calibrator's own."""
+        cls.core = core
         cls.name = cls.core.name
         cls.translation_invariant = cls.core.translation_invariant
         cls.preserves = cls.core.preserves
@@ -207,61 +208,41 @@ def _tuned(
     return dict(found.values), found.validation_nll
 
 
-class IdentityRows(CoreMethod):
+class IdentityRows(CoreMethod, core=Identity):
     """`identity`: changes nothing."""
 
-    core = Identity
 
-
-class TemperatureRows(CoreMethod):
+class TemperatureRows(CoreMethod, core=TemperatureScaling):
     """`ts`: z / T."""
 
-    core = TemperatureScaling
 
-
-class EnsembleTemperatureRows(CoreMethod):
+class EnsembleTemperatureRows(CoreMethod, core=EnsembleTemperatureScaling):
     """`ets`: a mixture of z / T, z and the uniform distribution."""
 
-    core = EnsembleTemperatureScaling
 
-
-class VectorRows(CoreMethod):
+class VectorRows(CoreMethod, core=VectorScaling):
     """`vs`: diag(a) z + b."""
 
-    core = VectorScaling
 
-
-class MatrixRows(CoreMethod):
+class MatrixRows(CoreMethod, core=MatrixScaling):
     """`ms`: W z + b."""
 
-    core = MatrixScaling
 
-
-class ConstrainedMatrixRows(CoreMethod):
+class ConstrainedMatrixRows(CoreMethod, core=ConstrainedMatrixScaling):
     """`ms_c`: W z + b with equal row sums."""
 
-    core = ConstrainedMatrixScaling
 
-
-class DirichletRows(CoreMethod):
+class DirichletRows(CoreMethod, core=DirichletCalibration):
     """`dc`: W log S(z) + b."""
 
-    core = DirichletCalibration
 
-
-class ConditionalDirichletRows(CoreMethod):
+class ConditionalDirichletRows(CoreMethod, core=ConditionalDirichlet):
     """`cdc`: one `dc` per predicted class."""
 
-    core = ConditionalDirichlet
 
-
-class ArgmaxConeRows(CoreMethod):
+class ArgmaxConeRows(CoreMethod, core=ArgmaxConeScaling):
     """`cms_ap`: one map per predicted class that keeps the winner."""
 
-    core = ArgmaxConeScaling
 
-
-class OrderConeRows(CoreMethod):
+class OrderConeRows(CoreMethod, core=OrderConeScaling):
     """`cms_op`: one map per predicted class that keeps the ranking."""
-
-    core = OrderConeScaling

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from segcal.classification.intervals import COMPARED
 from segcal.report.comparisons import MIN_SUBJECTS, Compared, State
 from segcal.report.roles import Roles
-from segcal.report.verdict import Evidence, Outcome, Verdict
+from segcal.report.verdict import Evidence, Outcome, Verdict, outcome_of
 from segcal.report.wording import MEASURES, difference_interval, listing, number, signed
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _verdict(results: RowResults, pipeline: Mapping[str, Any], base: Mapping[str
     name = pipeline["name"]
     evidence = [e for column in JUDGED if (e := _evidence(results, pipeline, base, column)) is not None]
     accuracy = _evidence(results, pipeline, base, "accuracy")
-    outcome = _outcome(evidence, accuracy)
+    outcome = outcome_of(evidence, accuracy)
     shown = [*evidence] if accuracy is None or accuracy.state in ("same", "unknown") else [*evidence, accuracy]
     headline = _headline(name, outcome, evidence, accuracy)
     return Verdict(name, base["name"], outcome, headline, tuple(shown), tuple(_sentences(pipeline, accuracy)))
@@ -70,16 +70,6 @@ def _evidence(
         return None
     before, after = (p["metrics"][column]["mean"] for p in (base, pipeline))
     return Evidence(column, before, after, compared, compared.state)
-
-
-def _outcome(evidence: Sequence[Evidence], accuracy: Evidence | None) -> Outcome:
-    if any(e.state == "few" for e in evidence):
-        return "few"
-    better = any(e.state == "better" for e in evidence)
-    worse = any(e.state == "worse" for e in evidence) or (accuracy is not None and accuracy.state == "worse")
-    if better and worse:
-        return "mixed"
-    return "better" if better else "worse" if worse else "open"
 
 
 def _headline(name: str, outcome: Outcome, evidence: Sequence[Evidence], accuracy: Evidence | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -21,6 +21,37 @@ from segcal.classification.vq_head import QuantisedClassifier
 
 NUMBERS_AT_ONCE = 1 << 22
 """Matrix entries held at once: a row needs C × C of them, so memory stays bounded and many classes cost time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SecondStage:
+    """What a calibration of the frozen head is fitted with.
+
+    Attributes:
+        head: of stage 1.
+        samples: all rows, with labels and features.
+        rows, validation: which of them to fit on, and which say when to stop.
+        generator: of everything that is drawn.
+        training: the settings.
+    """
+
+    head: QuantisedClassifier
+    samples: Samples
+    rows: Tensor
+    validation: Tensor
+    generator: torch.Generator
+    training: Training
+
+    @property
+    def codes(self) -> Tensor:
+        """(n, w) of all rows."""
+        return self.head.codes(self.samples.known_features)
+
+    def train(
+        self, steps: Sequence[Tensor], loss: Callable[[Tensor], Tensor], *, rows_at_once: int | None = None
+    ) -> None:
+        """Minimise the loss over steps away from the start, in place."""
+        train(steps, loss, self.rows, self.validation, self.training, self.generator, rows_at_once=rows_at_once)
 
 
 class QuantisedMethod(RowMethod):
@@ -68,19 +99,11 @@ class QuantisedMethod(RowMethod):
         head = QuantisedClassifier.fit(
             samples, rows, validation, generator, n_slots=n_slots, n_codes=n_codes, decay=decay, training=training
         )
-        return cls.calibrate(head, samples, rows, validation, generator, training)
+        return cls.calibrate(SecondStage(head, samples, rows, validation, generator, training))
 
     @classmethod
     @abstractmethod
-    def calibrate(
-        cls,
-        head: QuantisedClassifier,
-        samples: Samples,
-        rows: Tensor,
-        validation: Tensor,
-        generator: torch.Generator,
-        training: Training,
-    ) -> Self:
+    def calibrate(cls, stage: SecondStage) -> Self:
         """Stage 2, with the head frozen."""
 
     @abstractmethod
@@ -92,6 +115,22 @@ class QuantisedMethod(RowMethod):
         pieces = codes.split(max(NUMBERS_AT_ONCE // max(self.n_classes**2, self.head.n_features), 1))
         return torch.cat([self.log_probs(piece).exp() for piece in pieces])
 
+    def tensors(self) -> dict[str, Tensor]:
+        return self.head.tensors() | self.map_tensors()
+
+    def map_tensors(self) -> dict[str, Tensor]:
+        """What stage 2 fitted, by name."""
+        return {}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        return cls.on_head(QuantisedClassifier.from_tensors(tensors, cls.name), tensors)
+
+    @classmethod
+    @abstractmethod
+    def on_head(cls, head: QuantisedClassifier, tensors: Mapping[str, Tensor]) -> Self:
+        """Inverse of `map_tensors`, given the head."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantisedHead(QuantisedMethod):
@@ -102,26 +141,15 @@ class QuantisedHead(QuantisedMethod):
     head: QuantisedClassifier
 
     @classmethod
-    def calibrate(
-        cls,
-        head: QuantisedClassifier,
-        samples: Samples,
-        rows: Tensor,
-        validation: Tensor,
-        generator: torch.Generator,
-        training: Training,
-    ) -> Self:
-        return cls(head)
+    def calibrate(cls, stage: SecondStage) -> Self:
+        return cls(stage.head)
 
     def log_probs(self, codes: Tensor) -> Tensor:
         return self.head.log_probs(codes)
 
-    def tensors(self) -> dict[str, Tensor]:
-        return self.head.tensors()
-
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        return cls(QuantisedClassifier.from_tensors(tensors, cls.name))
+    def on_head(cls, head: QuantisedClassifier, tensors: Mapping[str, Tensor]) -> Self:
+        return cls(head)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,17 +167,9 @@ class QuantisedDirichlet(QuantisedMethod):
     bias: Tensor  # (C,)
 
     @classmethod
-    def calibrate(
-        cls,
-        head: QuantisedClassifier,
-        samples: Samples,
-        rows: Tensor,
-        validation: Tensor,
-        generator: torch.Generator,
-        training: Training,
-    ) -> Self:
-        labels = samples.known_labels
-        log_p = head.log_probs(head.codes(samples.known_features))
+    def calibrate(cls, stage: SecondStage) -> Self:
+        head, labels = stage.head, stage.samples.known_labels
+        log_p = head.log_probs(stage.codes)
         one = torch.eye(head.n_classes, dtype=torch.float64, device=log_p.device)
         step, bias = torch.zeros_like(one, requires_grad=True), torch.zeros_like(one[0], requires_grad=True)
 
@@ -157,19 +177,18 @@ class QuantisedDirichlet(QuantisedMethod):
             scores = log_p[chosen] @ (one + step).T + bias
             return nll_loss(torch.log_softmax(scores, 1), labels[chosen])
 
-        train([step, bias], loss, rows, validation, training, generator)
+        stage.train([step, bias], loss)
         return cls(head, (one + step).detach().cpu(), bias.detach().cpu())
 
     def log_probs(self, codes: Tensor) -> Tensor:
         device = codes.device
         return torch.log_softmax(self.head.log_probs(codes) @ self.weight.to(device).T + self.bias.to(device), 1)
 
-    def tensors(self) -> dict[str, Tensor]:
-        return self.head.tensors() | {"W": self.weight, "b": self.bias}
+    def map_tensors(self) -> dict[str, Tensor]:
+        return {"W": self.weight, "b": self.bias}
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        head = QuantisedClassifier.from_tensors(tensors, cls.name)
+    def on_head(cls, head: QuantisedClassifier, tensors: Mapping[str, Tensor]) -> Self:
         size = head.n_classes
         return cls(
             head, expect_tensor(tensors, "W", (size, size), cls.name), expect_tensor(tensors, "b", (size,), cls.name)
@@ -196,19 +215,10 @@ class LocalDirichletCalibration(QuantisedMethod):
         return self.local.n_parameters
 
     @classmethod
-    def calibrate(
-        cls,
-        head: QuantisedClassifier,
-        samples: Samples,
-        rows: Tensor,
-        validation: Tensor,
-        generator: torch.Generator,
-        training: Training,
-    ) -> Self:
-        labels = samples.known_labels
-        codes = head.codes(samples.known_features)
+    def calibrate(cls, stage: SecondStage) -> Self:
+        head, labels, codes = stage.head, stage.samples.known_labels, stage.codes
         log_p = head.log_probs(codes)
-        first = LocalDirichlet.start(len(head.codebook), head.n_classes, head.n_slots, generator).to(codes.device)
+        first = LocalDirichlet.start(len(head.codebook), head.n_classes, head.n_slots, stage.generator).to(codes.device)
         steps = (
             torch.zeros_like(first.receiver, requires_grad=True),
             torch.zeros_like(first.sender, requires_grad=True),
@@ -220,15 +230,15 @@ class LocalDirichletCalibration(QuantisedMethod):
             return nll_loss(first.shifted(steps).log_probs(codes[chosen], log_p[chosen]), labels[chosen])
 
         at_once = max(NUMBERS_AT_ONCE // max(head.n_classes**2, head.n_slots * head.n_classes), 1)
-        train(steps, loss, rows, validation, training, generator, rows_at_once=at_once)
+        stage.train(steps, loss, rows_at_once=at_once)
         with torch.no_grad():
             return cls(head, first.shifted(steps).to(torch.device("cpu")))
 
     def log_probs(self, codes: Tensor) -> Tensor:
         return self.local.to(codes.device).log_probs(codes, self.head.log_probs(codes))
 
-    def tensors(self) -> dict[str, Tensor]:
-        return self.head.tensors() | {
+    def map_tensors(self) -> dict[str, Tensor]:
+        return {
             "A": self.local.receiver,
             "B": self.local.sender,
             "sigma": self.local.sigma,
@@ -236,8 +246,7 @@ class LocalDirichletCalibration(QuantisedMethod):
         }
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        head = QuantisedClassifier.from_tensors(tensors, cls.name)
+    def on_head(cls, head: QuantisedClassifier, tensors: Mapping[str, Tensor]) -> Self:
         shape = (len(head.codebook), head.n_classes)
         local = LocalDirichlet(
             expect_tensor(tensors, "A", shape, cls.name),

@@ -69,7 +69,7 @@ def _verdict(
     name = pipeline["name"]
     evidence = [e for column in JUDGED if (e := _evidence(pipeline, base, column, comparisons)) is not None]
     dice = _evidence(pipeline, base, "dsc", comparisons)
-    outcome = _outcome(evidence, dice)
+    outcome = outcome_of(evidence, dice)
     sentences = [
         *label_sentences(pipeline, None if dice is None else dice.compared),
         *_left_over(pipeline, comparisons.summary),
@@ -98,11 +98,12 @@ def _is_noise(pipeline: PipelineEntry) -> bool:
     return mean is not None and limit is not None and mean <= limit
 
 
-def _outcome(evidence: Sequence[Evidence], dice: Evidence | None) -> Outcome:
+def outcome_of(evidence: Sequence[Evidence], decision: Evidence | None) -> Outcome:
+    """What all measures of the probabilities, and the one of the decision, show together."""
     if any(e.state == "few" for e in evidence):
         return "few"
     better = any(e.state == "better" for e in evidence)
-    worse = any(e.state == "worse" for e in evidence) or (dice is not None and dice.state == "worse")
+    worse = any(e.state == "worse" for e in evidence) or (decision is not None and decision.state == "worse")
     if better and worse:
         return "mixed"
     return "better" if better else "worse" if worse else "open"
