@@ -22,20 +22,14 @@ from segcal.classification.samples import Samples
 N_FIT = 420
 SETTINGS: dict[str, dict[str, Any]] = {
     "defaults": {},
-    "hidden 16": {"hidden": 16},
     "hidden 256": {"hidden": 256},
     "dropout 0": {"dropout": 0.0},
-    "dropout 0.5": {"dropout": 0.5},
     "bandwidth 1": {"bandwidth": 1.0},
-    "bandwidth 3": {"bandwidth": 3.0},
     "bandwidth 30": {"bandwidth": 30.0},
     "divergence 0 (cross-entropy alone)": {"divergence": 0.0},
     "divergence 10": {"divergence": 10.0},
     "cross_entropy 0 (divergence alone)": {"cross_entropy": 0.0},
-    "n_components 10": {"n_components": 10},
-    "learning_rate 1e-4": {"learning_rate": 1e-4},
     "learning_rate 1e-2": {"learning_rate": 1e-2},
-    "weight_decay 1e-2": {"weight_decay": 1e-2},
 }
 
 
