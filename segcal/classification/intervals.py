@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from segcal.classification.metrics import METRICS, measure
 from segcal.classification.metrics.rows import Floats, ScoredRows, Whole
 from segcal.classification.metrics.tables import row_brier, row_nll
-from segcal.classification.ranked import RANKED_ERRORS, RANKINGS, replicate_foreign, replicate_ranked
+from segcal.classification.ranked import RANKED_ERRORS, replicate_foreign, replicate_ranked, replicate_runs
 from segcal.classification.resampling import ERRORS, Draws, Replicates, Units, replicate
 from segcal.errors import ParameterError
 from segcal.evaluation.summary import BootstrapSettings
@@ -109,9 +109,9 @@ class RowBootstrap:
         }
 
     def _plain(self, rows: ScoredRows, n_bins: int) -> dict[str, float]:
-        """The ranked metrics of all rows, as replicates compute them."""
+        """The metrics that runs may change, of all rows, as replicates compute them."""
         once = Draws.from_weights(self.units, np.ones((self.units.n_units, 1)))
-        return {name: float(value[0]) for name, value in replicate_ranked(rows, once, n_bins).values.items()}
+        return {name: float(value[0]) for name, value in replicate_runs(rows, once, n_bins).values.items()}
 
     def _gains(self, first: str, second: str, metric: str) -> Floats | None:
         """(n,) how much better each row got; None for a metric that no single row has."""
@@ -160,7 +160,7 @@ def foreign_estimates(
 
 def shifted(drawn: Mapping[str, Floats], plain: Mapping[str, float], values: Mapping[str, float]) -> dict[str, Floats]:
     """Replicates of ranked metrics without what putting many rows into runs changes on all rows."""
-    return {name: drawn[name] - plain[name] + values[name] for name in (*RANKED_ERRORS, *RANKINGS)}
+    return {name: drawn[name] - value + values[name] for name, value in plain.items()}
 
 
 def _replicates(rows: ScoredRows, before: Whole, draws: Draws, n_bins: int) -> Replicates:

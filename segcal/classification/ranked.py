@@ -57,9 +57,15 @@ class Runs:
 
 def replicate_ranked(rows: ScoredRows, draws: Draws, n_bins: int) -> Replicates:
     """RANKED_ERRORS and RANKINGS of every draw."""
+    found = replicate_runs(rows, draws, n_bins)
+    marginal, noise = _marginal(rows, draws, n_bins)
+    return Replicates({**found.values, "marginal_ce": marginal}, {**found.noise, "marginal_ce": noise})
+
+
+def replicate_runs(rows: ScoredRows, draws: Draws, n_bins: int) -> Replicates:
+    """Those of them that putting rows into runs, or a limit of bins, can change."""
     found, quiet = _along_runs(rows, draws, Runs.of(rows.confidence, n_bins))
-    for name, drawn in (("sweep_ce", _sweep(rows, draws)), ("marginal_ce", _marginal(rows, draws, n_bins))):
-        found[name], quiet[name] = drawn
+    found["sweep_ce"], quiet["sweep_ce"] = _sweep(rows, draws)
     return Replicates(found, quiet)
 
 
