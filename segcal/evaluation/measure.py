@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from segcal.case_labels import load_deployed
 from segcal.cases import CaseData, Want, load_poolings
 from segcal.checks.tell_tales import TellTales
 from segcal.errors import UsageError
-from segcal.evaluation.pictures import CasePicture, case_picture
+from segcal.evaluation.pictures import BySlice, CasePicture, case_picture
 from segcal.evaluation.pipelines import Pipeline
 from segcal.io.members import Member
 from segcal.manifest import Manifest, ManifestCase
@@ -99,14 +100,16 @@ def measure_case(
         seen = frame.with_decision(data.decision)
         results |= _measure_by_voxels([p for p in chosen if _by_voxels(p)], data, seen, settings)
         for pipeline in chosen:
-            if _by_voxels(pipeline) and pipeline.name != pictured:
-                continue
-            # One that needs a whole volume, or whose volume is wanted for a picture, has the memory to itself.
-            probs = averaged.pop(pipeline.name).mean() if pipeline.each_member else pipeline.probabilities(data)
-            if pipeline.name not in results:
-                results[pipeline.name] = _measure(seen, probs, settings)
+            if _by_voxels(pipeline):
+                probs = _by_slice(pipeline, data)
+            else:
+                # One that needs a whole volume has the memory to itself.
+                volume = averaged.pop(pipeline.name).mean() if pipeline.each_member else pipeline.probabilities(data)
+                results[pipeline.name] = _measure(seen, volume, settings)
+                probs = partial(volume.select, 1)
+                del volume
             if pipeline.name == pictured:
-                picture = case_picture(manifest, case, data, probs)
+                picture = case_picture(manifest, case, data, probs, can_flip=pipeline.can_flip)
             del probs
     return MeasuredCase(
         case_id=case.id,
@@ -156,6 +159,14 @@ def _measure_by_voxels(
         return metrics.take(frame.case_id)
 
     return dict(zip((p.name for p in pipelines), side_by_side(measured, pipelines), strict=True))
+
+
+def _by_slice(pipeline: Pipeline, data: CaseData) -> BySlice:
+    """A slice of a pipeline that needs no volume."""
+    by_voxels = pipeline.fitted.probs_by_voxels(data)
+    n_classes, _, height, width = data.logits.shape
+    size = height * width
+    return lambda z: by_voxels(slice(z * size, (z + 1) * size)).reshape(n_classes, height, width)
 
 
 def _measure(frame: CaseFrame | RegionFrame, probs: Tensor, settings: MetricSettings) -> CaseResult:
