@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -80,7 +80,9 @@ def measure_case(
         for members in averaged.values():
             members.add(member)
 
-    found = load_poolings(manifest, case, wanted, device=device, with_labels=True, on_member=calibrate_alone)
+    found = load_poolings(
+        manifest, case, wanted, device=device, with_labels=True, on_member=calibrate_alone, narrow=True
+    )
     pooled = dict(zip(wanted, found, strict=True))
     del found
     first = pooled[wanted[0]]
@@ -88,7 +90,7 @@ def measure_case(
     frame = _frame(manifest, first, deployed, settings, count_outside=count_outside)
     outside_share = 0.0 if first.inside is None else float((~first.inside).double().mean())
     noticed = TellTales()
-    noticed.look(first)
+    noticed.look(replace(first, decision=first.decision.long()) if first.region_labels is None else first)
     del first
     results, energy, n_floored, picture = dict[str, CaseResult](), dict[str, Mapping[str, float]](), 0, None
     for want in wanted:

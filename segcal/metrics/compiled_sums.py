@@ -21,7 +21,7 @@ from segcal.metrics.torch_sums import nll_units
 from segcal.metrics.voxel_sums import ClassTables, FlipCounts, ScoreSums
 
 if TYPE_CHECKING:
-    from segcal.metrics.voxel_loop import Steps, Tables
+    from segcal.compiled.voxel_counts import Steps, Tables
     from segcal.metrics.voxels import VoxelBatch
 
 
@@ -52,7 +52,7 @@ def takes(batch: VoxelBatch) -> bool:
 
 def compiled_sums(batch: VoxelBatch) -> CompiledSums | None:
     """Count a batch that `takes` accepts; None if some voxel does not hold probabilities."""
-    from segcal.metrics.voxel_loop import Seen, count_voxels  # brings numba, which only those who measure wait for
+    from segcal.compiled.voxel_counts import Seen, count_voxels  # brings numba, which only those who measure wait for
 
     seen = Seen(
         *(_bytes(values) for values in (batch.labels, batch.reference, batch.deployed, batch.outside, batch.band))
@@ -84,7 +84,7 @@ def _bytes(values: Tensor | None) -> NDArray[np.uint8]:
 
 
 def _empty_tables(settings: MetricSettings, n_bands: int) -> Tables:
-    from segcal.metrics.voxel_loop import Tables
+    from segcal.compiled.voxel_counts import Tables
 
     def counts(*shape: int) -> NDArray[np.int64]:
         return np.zeros(shape, dtype=np.int64)
@@ -111,7 +111,7 @@ def _empty_tables(settings: MetricSettings, n_bands: int) -> Tables:
 @cache
 def _steps() -> Steps:
     """Fine cell and loss of the settled confidences, by the functions that serve all others."""
-    from segcal.metrics.voxel_loop import STEPS_PER_ONE, Steps
+    from segcal.compiled.voxel_counts import STEPS_PER_ONE, Steps
 
     n_steps = round((1.0 - SETTLED) * STEPS_PER_ONE)
     confidence = 1.0 - torch.arange(n_steps, dtype=torch.float64, device="cpu") / STEPS_PER_ONE

@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 
+from segcal.compiled.voxel_counts import BLOCK
 from segcal.errors import DataError
 from segcal.metrics import CaseFrame, MetricSettings, VoxelBatch
 from segcal.metrics.compiled_sums import CompiledSums
 from segcal.metrics.torch_sums import TorchSums
-from segcal.metrics.voxel_loop import BLOCK
 from segcal.metrics.voxel_sums import VoxelSums
 from tests.metrics.cases import CASES, Case, draw_case, settings_for, small_cases
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from segcal.compiled import compiled
+from segcal.compiled.build import compiled
 
 BLOCK = 256
 UNITS_PER_ONE = float(2**34)
