@@ -90,7 +90,7 @@ def measure_case(
     frame = _frame(manifest, first, deployed, settings, count_outside=count_outside)
     outside_share = 0.0 if first.inside is None else float((~first.inside).double().mean())
     noticed = TellTales()
-    noticed.look(replace(first, decision=first.decision.long()) if first.region_labels is None else first)
+    noticed.look(replace(first, decision=first.decision.int()) if first.region_labels is None else first)
     del first
     results, energy, n_floored, picture = dict[str, CaseResult](), dict[str, Mapping[str, float]](), 0, None
     for want in wanted:

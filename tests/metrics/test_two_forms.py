@@ -52,7 +52,7 @@ def batches(
         other = rng.integers(0, len(probs), labels.shape)
         maps[name] = torch.from_numpy(np.where(rng.random(labels.shape) < 0.2, other, winner))
     inside = torch.from_numpy(rng.random(labels.shape) < 0.8)
-    frame = CaseFrame.build("case", torch.from_numpy(labels), chosen, inside=inside, chunk_voxels=chunk, **maps)
+    frame = CaseFrame.build("case", torch.from_numpy(labels), chosen, inside=inside, chunk=chunk, **maps)
     return list(frame.batches(torch.from_numpy(probs)))
 
 
