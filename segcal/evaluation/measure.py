@@ -17,6 +17,7 @@ from segcal.checks.tell_tales import TellTales
 from segcal.errors import UsageError
 from segcal.evaluation.pictures import BySlice, CasePicture, case_picture
 from segcal.evaluation.pipelines import Pipeline
+from segcal.freed_memory import give_back
 from segcal.io.members import Member
 from segcal.manifest import Manifest, ManifestCase
 from segcal.metrics import (
@@ -83,14 +84,14 @@ def measure_case(
     found = load_poolings(
         manifest, case, wanted, device=device, with_labels=True, on_member=calibrate_alone, narrow=True
     )
-    pooled = dict(zip(wanted, found, strict=True))
+    pooled = dict(zip(wanted, _with_short_labels(found), strict=True))
     del found
     first = pooled[wanted[0]]
     deployed = load_deployed(manifest, case, device=device, shape=_space(first.logits))
     frame = _frame(manifest, first, deployed, settings, count_outside=count_outside)
     outside_share = 0.0 if first.inside is None else float((~first.inside).double().mean())
     noticed = TellTales()
-    noticed.look(replace(first, decision=first.decision.int()) if first.region_labels is None else first)
+    noticed.look(_with_whole_numbers(first))
     del first
     results, energy, n_floored, picture = dict[str, CaseResult](), dict[str, Mapping[str, float]](), 0, None
     for want in wanted:
@@ -105,14 +106,12 @@ def measure_case(
             if _by_voxels(pipeline):
                 probs = _by_slice(pipeline, data)
             else:
-                # One that needs a whole volume has the memory to itself.
-                volume = averaged.pop(pipeline.name).mean() if pipeline.each_member else pipeline.probabilities(data)
-                results[pipeline.name] = _measure(seen, volume, settings)
-                probs = partial(volume.select, 1)
-                del volume
+                results[pipeline.name], probs = _measure_volume(pipeline, data, averaged, seen, settings)
             if pipeline.name == pictured:
                 picture = case_picture(manifest, case, data, probs, can_flip=pipeline.can_flip)
             del probs
+    del data, seen, frame, deployed
+    give_back()
     return MeasuredCase(
         case_id=case.id,
         results={pipeline.name: results[pipeline.name] for pipeline in pipelines},
@@ -123,6 +122,20 @@ def measure_case(
         fill=noticed.fill.get(case.id, 0.0),
         turned=noticed.turned.get(case.id),
     )
+
+
+def _with_short_labels(found: Sequence[CaseData]) -> list[CaseData]:
+    """All poolings share the label; int64 takes 71 MB at BraTS size."""
+    labels = found[0].labels
+    short = None if labels is None else labels.to(torch.int16)
+    return [replace(data, labels=short) for data in found]
+
+
+def _with_whole_numbers(data: CaseData) -> CaseData:
+    """The same with labels and decision in a type that products of class indices fit into."""
+    if data.labels is None:
+        return data
+    return replace(data, labels=data.labels.int(), decision=data.decision.int())
 
 
 def _frame(
@@ -169,6 +182,18 @@ def _by_slice(pipeline: Pipeline, data: CaseData) -> BySlice:
     n_classes, _, height, width = data.logits.shape
     size = height * width
     return lambda z: by_voxels(slice(z * size, (z + 1) * size)).reshape(n_classes, height, width)
+
+
+def _measure_volume(
+    pipeline: Pipeline,
+    data: CaseData,
+    averaged: dict[str, CalibratedMembers],
+    frame: CaseFrame | RegionFrame,
+    settings: MetricSettings,
+) -> tuple[CaseResult, BySlice]:
+    """One that needs a whole volume has the memory to itself; the volume goes with the slices that are returned."""
+    volume = averaged.pop(pipeline.name).mean() if pipeline.each_member else pipeline.probabilities(data)
+    return _measure(frame, volume, settings), partial(volume.select, 1)
 
 
 def _measure(frame: CaseFrame | RegionFrame, probs: Tensor, settings: MetricSettings) -> CaseResult:
