@@ -110,9 +110,16 @@ class _Block(NamedTuple):
 
 @compiled
 def count_voxels(
-    probs: Floats, seen: Seen, tables: Tables, steps: Steps, first_cell: int, tolerance: float, open_probs: Doubles
-) -> int:
-    """Add the voxels of a chunk to `tables`.
+    probs: Floats,
+    seen: Seen,
+    tables: Tables,
+    steps: Steps,
+    first_cell: int,
+    tolerance: float,
+    open_probs: Doubles,
+    doubtful: Counts,
+) -> tuple[int, int]:
+    """Add the voxels of a chunk to `tables`, but for those of the classes; see `count_classes`.
 
     Args:
         probs: (C, n) probabilities, contiguous.
@@ -122,24 +129,43 @@ def count_voxels(
         first_cell: what to subtract from the leading bits of 1 - p to get a fine cell.
         tolerance: how far above 1 a probability and how far from 1 their sum may be.
         open_probs: (n,) filled with the probabilities of the label whose logarithm is still to be taken.
+        doubtful: (n,) filled with the positions of the doubtful voxels.
 
     Returns:
-        How many of `open_probs` were filled; -1 if a voxel does not hold probabilities: the tables mean nothing then.
+        How many of `open_probs` and of `doubtful` were filled; -1 for both if a voxel does not hold probabilities: the
+        tables mean nothing then.
     """
     n_classes, n_voxels = probs.shape
     block = _new_block(n_classes)
     plain_steps = np.zeros(len(steps.cells), np.int64)
-    n_open = 0
+    n_open, n_doubtful = 0, 0
     for begin in range(0, n_voxels, BLOCK):
         size = min(BLOCK, n_voxels - begin)
         if not _arithmetic(probs, begin, size, block, tolerance):
-            return -1
+            return -1, -1
         _find_plain(begin, size, block, seen)
         if _count_plain(begin, size, block, seen, tables, plain_steps) < size:
-            n_open = _count_others(probs, begin, size, block, seen, tables, first_cell, open_probs, n_open)
+            n_open, n_doubtful = _count_others(
+                probs, begin, size, block, seen, tables, first_cell, open_probs, n_open, doubtful, n_doubtful
+            )
         _add_brier(size, block)
     _share_out(block, plain_steps, steps, tables)
-    return n_open
+    return n_open, n_doubtful
+
+
+@compiled
+def count_classes(probs: Floats, labels: Bytes, doubtful: Counts, tables: Tables) -> None:
+    """Add the doubtful voxels to the class tables, each of their probabilities in its own bin."""
+    n_bins = tables.class_counts.shape[1]
+    for c in range(len(probs)):
+        row, counts = probs[c], tables.class_counts[c]
+        units, positives = tables.class_units[c], tables.class_positives[c]
+        for k in doubtful:
+            value = np.float64(row[k])
+            bin_ = min(int(value * n_bins), n_bins - 1)
+            counts[bin_] += 1
+            units[bin_] += int((value * UNITS_PER_ONE + TO_WHOLE) - TO_WHOLE)
+            positives[bin_] += labels[k] == c
 
 
 @compiled
@@ -250,10 +276,13 @@ def _count_others(
     first_cell: int,
     open_probs: Doubles,
     n_open: int,
-) -> int:
-    """Count the voxels that are not plain, but for their loss; returns how many of `open_probs` are filled now."""
+    doubtful: Counts,
+    n_doubtful: int,
+) -> tuple[int, int]:
+    """Count the voxels that are not plain; returns how many of `open_probs` and `doubtful` are filled now."""
     has_band = len(seen.band) > 0
     has_reference, has_deployed = len(seen.reference) > 0, len(seen.deployed) > 0
+    n_bins = tables.bin_sums.shape[1]
     for i in range(size):
         if block.plain[i]:
             continue
@@ -271,32 +300,18 @@ def _count_others(
             tables.settled_counts[band, winner, hit] += 1
             tables.settled_sums[band, winner] += confidence
         else:
-            _count_doubtful(probs, k, band, label, hit, confidence, tables)
+            doubtful[n_doubtful] = k
+            n_doubtful += 1
+            bin_ = min(int(confidence * n_bins), n_bins - 1)
+            tables.bin_counts[band, bin_, hit] += 1
+            tables.bin_sums[band, bin_] += confidence
         if not hit:
             _count_miss(k, label, winner, top, of_label, seen.outside, tables)
         if has_reference and seen.reference[k] != winner:
             _count_flip(np.intp(seen.reference[k]), winner, label, tables.flips[0])
         if has_deployed and seen.deployed[k] != winner:
             _count_flip(np.intp(seen.deployed[k]), winner, label, tables.flips[1])
-    return n_open
-
-
-@compiled
-def _count_doubtful(
-    probs: Floats, k: int, band: Index, label: Index, hit: Index, confidence: float, tables: Tables
-) -> None:
-    """One voxel in the bins of its confidence and of each of its probabilities."""
-    n_bins = tables.bin_sums.shape[1]
-    bin_ = min(int(confidence * n_bins), n_bins - 1)
-    tables.bin_counts[band, bin_, hit] += 1
-    tables.bin_sums[band, bin_] += confidence
-    n_bins = tables.class_counts.shape[1]
-    for c in range(probs.shape[0]):
-        value = np.float64(probs[c, k])
-        bin_ = min(int(value * n_bins), n_bins - 1)
-        tables.class_counts[c, bin_] += 1
-        tables.class_units[c, bin_] += int((value * UNITS_PER_ONE + TO_WHOLE) - TO_WHOLE)
-        tables.class_positives[c, bin_] += c == label
+    return n_open, n_doubtful
 
 
 @compiled

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from segcal.metrics.voxels import VoxelBatch
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class CompiledSums:
-    """`VoxelSums` of a batch, all counted at once."""
+    """`VoxelSums` of a batch, counted at once; the class tables, which only one metric reads, when asked for."""
 
     scores: ScoreSums
     confusion: NDArray[np.int64]
@@ -35,7 +35,11 @@ class CompiledSums:
     flips_deployed: FlipCounts | None
     top_label: Mapping[int, BinTable]
     fine: BinTable
-    classwise: ClassTables
+    count_classes: Callable[[], ClassTables]
+
+    @cached_property
+    def classwise(self) -> ClassTables:
+        return self.count_classes()
 
 
 def takes(batch: VoxelBatch) -> bool:
@@ -60,7 +64,10 @@ def compiled_sums(batch: VoxelBatch) -> CompiledSums | None:
     tables = _empty_tables(batch.settings, batch.n_bands)
     open_probs = torch.empty(batch.n_voxels, dtype=torch.float64, device="cpu")
     probs = batch.probs.contiguous().numpy()
-    n_open = count_voxels(probs, seen, tables, _steps(), FIRST_CELL, SUM_TOLERANCE, open_probs.numpy())
+    doubtful = np.empty(batch.n_voxels, dtype=np.int64)
+    n_open, n_doubtful = count_voxels(
+        probs, seen, tables, _steps(), FIRST_CELL, SUM_TOLERANCE, open_probs.numpy(), doubtful
+    )
     if n_open < 0:
         return None
     brier, settled_nll, floored, floored_outside = (int(total) for total in tables.scores)
@@ -73,7 +80,7 @@ def compiled_sums(batch: VoxelBatch) -> CompiledSums | None:
         flips_deployed=_flips(batch.n_voxels, batch.deployed, tables.flips[1]),
         top_label=_top_label(tables, batch.settings),
         fine=BinTable(tables.fine_counts.sum(axis=1), tables.fine_sums, tables.fine_counts[:, 1]),
-        classwise=_classwise(tables),
+        count_classes=partial(_classwise, probs, seen.labels, doubtful[:n_doubtful], tables),
     )
 
 
@@ -131,8 +138,13 @@ def _top_label(tables: Tables, settings: MetricSettings) -> dict[int, BinTable]:
     return {n: common.fold(n) for n in settings.n_bins}
 
 
-def _classwise(tables: Tables) -> ClassTables:
-    """Doubtful voxels were binned class by class; of a settled one the winner is in the last bin, the others first."""
+def _classwise(
+    probs: NDArray[np.float32], labels: NDArray[np.uint8], doubtful: NDArray[np.int64], tables: Tables
+) -> ClassTables:
+    """Doubtful voxels are binned class by class; of a settled one the winner is in the last bin, the others first."""
+    from segcal.compiled.voxel_counts import count_classes
+
+    count_classes(probs, labels, doubtful, tables)
     certain = tables.settled_counts.sum(axis=(0, 2))  # by winner
     winners = (tables.settled_sums.sum(axis=0) * UNITS_PER_ONE).astype(np.int64)
     others = tables.total_units - tables.class_units.sum(axis=1) - winners
