@@ -27,15 +27,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class CompiledSums:
-    """`VoxelSums` of a batch, counted at once; the class tables, which only one metric reads, when asked for."""
+    """`VoxelSums` of a batch, counted at once; logarithms and class tables, each for one metric, when asked for."""
 
-    scores: ScoreSums
     confusion: NDArray[np.int64]
     flips: FlipCounts | None
     flips_deployed: FlipCounts | None
     top_label: Mapping[int, BinTable]
     fine: BinTable
+    add_scores: Callable[[], ScoreSums]
     count_classes: Callable[[], ClassTables]
+
+    @cached_property
+    def scores(self) -> ScoreSums:
+        return self.add_scores()
 
     @cached_property
     def classwise(self) -> ClassTables:
@@ -70,16 +74,14 @@ def compiled_sums(batch: VoxelBatch) -> CompiledSums | None:
     )
     if n_open < 0:
         return None
-    brier, settled_nll, floored, floored_outside = (int(total) for total in tables.scores)
-    nll = settled_nll + nll_units(open_probs[:n_open].log_())
     hits = np.diag(batch.label_counts - tables.missed.sum(axis=1))
     return CompiledSums(
-        scores=ScoreSums(batch.n_voxels, nll, brier, floored, floored_outside),
         confusion=tables.missed + hits,
         flips=_flips(batch.n_voxels, batch.reference, tables.flips[0]),
         flips_deployed=_flips(batch.n_voxels, batch.deployed, tables.flips[1]),
         top_label=_top_label(tables, batch.settings),
         fine=BinTable(tables.fine_counts.sum(axis=1), tables.fine_sums, tables.fine_counts[:, 1]),
+        add_scores=partial(_scores, batch.n_voxels, tables, open_probs[:n_open]),
         count_classes=partial(_classwise, probs, seen.labels, doubtful[:n_doubtful], tables),
     )
 
@@ -124,6 +126,12 @@ def _steps() -> Steps:
     confidence = 1.0 - torch.arange(n_steps, dtype=torch.float64, device="cpu") / STEPS_PER_ONE
     losses = in_units(confidence.log().neg_()).long()
     return Steps(cell_index(confidence.float()).long().numpy(), losses.numpy())
+
+
+def _scores(n_voxels: int, tables: Tables, open_probs: Tensor) -> ScoreSums:
+    """The loop has added the losses of plain voxels; the logarithms of the others are torch's."""
+    brier, plain_nll, floored, floored_outside = (int(total) for total in tables.scores)
+    return ScoreSums(n_voxels, plain_nll + nll_units(open_probs.log()), brier, floored, floored_outside)
 
 
 def _flips(n_voxels: int, reference: Tensor | None, counts: NDArray[np.int64]) -> FlipCounts | None:
