@@ -1,7 +1,8 @@
 """The convolutions of local temperature scaling: few channels, 5 x 5 taps two pixels apart.
 
 A library lays channels out in sixteens, of which five classes and seven maps leave most empty. This loop runs along the
-pixels of a row and took 0.30 against 0.52 CPU s for a volume of BraTS size. Products are added in a fixed order, the same for every pixel.
+pixels of a row and took 0.30 against 0.52 CPU s for a volume of BraTS size. Products are added in a fixed order, the
+same for every pixel.
 """
 
 from __future__ import annotations
