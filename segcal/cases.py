@@ -39,8 +39,8 @@ class CaseData:
             models.
         region_labels: (R, z, y, x) bool, whether the voxel belongs to each region; only for region models.
         valid: (z, y, x) bool, False at ignored voxels; None when no voxel is ignored.
-        decision: (z, y, x) int64 argmax of the logits, first index on ties; region models: (R, z, y, x) bool,
-            log-odds > 0.
+        decision: (z, y, x) int64 (uint8 if asked for) argmax of the logits, first index on ties; region models:
+            (R, z, y, x) bool, log-odds > 0.
         inside: (z, y, x) bool, where the network predicted; None for everywhere.
         crop: the same as a box.
         grid: where the case lies; from the members (NIfTI), else the label, the deployed file or the image.
@@ -103,12 +103,14 @@ def load_poolings(
     device: torch.device,
     with_labels: bool,
     on_member: Callable[[int, Member], None] | None = None,
+    narrow: bool = False,
 ) -> list[CaseData]:
     """Read a case once and pool it in several ways; see `load_case`.
 
     Members are read in parallel and added in the manifest's order, so the result does not depend on timing.
     `on_member` is called with the position of every member and the member itself, after it was checked and pooled;
-    it must not keep the member.
+    it must not keep the member. With `narrow` decisions are kept in bytes where the classes allow it: int64 takes 71 MB
+    a pooling at BraTS size.
     """
     counts = [len(_chosen(case, want.n_members)) for want in wanted]
     paths = [manifest.resolve(member) for member in case.members[: max(counts)]]
@@ -141,7 +143,7 @@ def load_poolings(
             labels=labels,
             region_labels=region_labels,
             valid=valid,
-            decision=pooled_decision(pooled.logits, regions=manifest.has_regions),
+            decision=_decision(manifest, pooled, narrow=narrow),
             inside=_inside(pooled),
             crop=pooled.crop,
             grid=grid,
@@ -193,6 +195,11 @@ def _check_member(manifest: Manifest, case: ManifestCase, member: Member, grid: 
             f"{case.id}: {member.path} lies elsewhere in space than the members before it: shape {member.grid.shape}, "
             f"affine {rows(member.grid)} against {grid.shape}, {rows(grid)}. Predict all members from one image."
         )
+
+
+def _decision(manifest: Manifest, pooled: Pooled, *, narrow: bool) -> Tensor:
+    decision = pooled_decision(pooled.logits, regions=manifest.has_regions)
+    return decision.to(torch.uint8) if narrow and not manifest.has_regions and manifest.n_classes <= 255 else decision
 
 
 def _inside(pooled: Pooled) -> Tensor | None:

@@ -25,7 +25,7 @@ def keep_decision(stored: Tensor, decision: Tensor) -> Tensor:
         stored: (C, ...) probabilities in the dtype they are kept in: floating point, or int32 that stand for
             multiples of a scale (NIfTI uint16 with scl_slope; torch lacks most operations for uint16 itself).
             Changed in place where needed; a whole number may rise by one, so its type needs that room.
-        decision: (...) int64 class indices.
+        decision: (...) whole class indices.
 
     Returns:
         `stored`.
@@ -33,11 +33,12 @@ def keep_decision(stored: Tensor, decision: Tensor) -> Tensor:
     n_classes = stored.shape[0]
     flat = stored.reshape(n_classes, -1)
     wanted = decision.reshape(-1)
-    wrong = _differing(flat, wanted)
+    compiled = flat.device.type == "cpu" and flat.dtype == torch.float32
+    wrong = _differing_on_cpu(flat, wanted) if compiled else _differing(flat, wanted.long())
     if wrong.numel() == 0:
         return stored
     rows = flat[:, wrong]
-    winner = wanted[wrong].unsqueeze(0)
+    winner = wanted[wrong].long().unsqueeze(0)
     largest, rival = rows.max(0, keepdim=True)
     rows = rows.scatter(0, rival, rows.gather(0, winner)).scatter(0, winner, largest)
     tied = (rows.max(0, keepdim=True).indices != winner).squeeze(0)
@@ -90,6 +91,16 @@ def keep_near_ties(probs: Tensor, decision: Tensor, *, regions: bool) -> Tensor:
     said = torch.where(near, decision, winner)
     keep_decision(probs, said)
     return said
+
+
+def _differing_on_cpu(flat: Tensor, wanted: Tensor) -> Tensor:
+    """The same as `_differing` by one compiled loop."""
+    from segcal.compiled.flat_rows import flat_rows  # brings numba, which only those who need it wait for
+    from segcal.compiled.winners import find_differing
+
+    found = torch.empty(wanted.shape[0], dtype=torch.int64, device="cpu")
+    n_found = find_differing(*flat_rows(flat), flat.shape[0], wanted.contiguous().numpy(), found.numpy())
+    return found[:n_found].clone()
 
 
 def _differing(flat: Tensor, wanted: Tensor) -> Tensor:

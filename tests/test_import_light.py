@@ -158,3 +158,14 @@ def test_names_that_do_not_exist_are_attribute_errors_and_dir_lists_those_that_d
     with pytest.raises(AttributeError, match="has no attribute 'fitt'"):
         segcal.fitt  # type: ignore[attr-defined]  # noqa: B018
     assert set(segcal.__all__) <= set(dir(segcal))
+
+
+def test_numba_is_loaded_by_the_loops_alone() -> None:
+    """Half a second and 50 MB that only those pay who run a loop."""
+    others = [name for name in core_modules() if not name.startswith("segcal.compiled.")]
+    script = f"import sys\nfrom importlib import import_module\nfor name in {others!r}: import_module(name)\n"
+    script += "print('numba' in sys.modules)\nimport segcal.compiled.voxel_counts\nprint('numba' in sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == ["False", "True"]

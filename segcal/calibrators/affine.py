@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, Self, TypeAlias
+from typing import ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from scipy import sparse
 from torch import Tensor
 
 from segcal.calibrators.base import Calibrator
+from segcal.calibrators.few_ranks import MOST_BY_COMPARISON
 
 RIDGE = 1e-6
 """Weight of the fixed ridge that keeps every optimum finite (METHODS 2)."""
@@ -100,6 +101,8 @@ class AffineCalibrator(Calibrator):
     """A calibrator described by an `AffineDesign`; subclasses say which features and which matrices."""
 
     class_conditional: ClassVar[bool] = False
+    expert_sees: ClassVar[Literal["values", "margins", "gaps"]] = "values"
+    """What `view` shows an expert, in the words of `segcal.compiled.expert_scores`."""
     penalised: ClassVar[bool] = True
     """Whether lambda and mu mean anything for this method."""
 
@@ -142,6 +145,8 @@ class AffineCalibrator(Calibrator):
         """(C, n) values before the softmax."""
         if not self.class_conditional:
             return self._expert_scores(logits, None)
+        if logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.shape[0] <= MOST_BY_COMPARISON:
+            return self._all_experts_scores(logits, decision)
         counts = torch.bincount(decision, minlength=logits.shape[0])
         main = int(counts.argmax())
         # Most voxels of a volume are of one class: its map runs over all of them, the others' over their own only.
@@ -150,6 +155,23 @@ class AffineCalibrator(Calibrator):
             if expert != main:
                 own = (decision == expert).nonzero().squeeze(1)
                 scores.index_copy_(1, own, self._expert_scores(logits.index_select(1, own), expert))
+        return scores
+
+    def _all_experts_scores(self, logits: Tensor, decision: Tensor) -> Tensor:
+        """The same by one compiled loop over the voxels, each by the expert of its own class."""
+        from segcal.compiled import expert_scores as loop  # brings numba, which only those who need it wait for
+        from segcal.compiled.flat_rows import flat_rows
+
+        sees = {"values": loop.VALUES, "margins": loop.MARGINS, "gaps": loop.GAPS}[self.expert_sees]
+        values = self.view(logits, None).features if self.expert_sees == "values" else logits
+        n_classes, n_voxels = values.shape
+        design = self.design(n_classes)
+        # (expert, column, feature and constant)
+        matrices = np.stack([design.matrix(theta).T for theta in self.theta()]).astype(np.float32)
+        weights, biases = np.ascontiguousarray(matrices[..., :-1]), np.ascontiguousarray(matrices[..., -1])
+        scores = torch.empty((n_classes, n_voxels), dtype=torch.float32, device="cpu")
+        chosen = decision.to(torch.uint8).contiguous().numpy()
+        loop.expert_scores(*flat_rows(values), chosen, weights, biases, sees, scores.numpy())
         return scores
 
     def _expert_scores(self, logits: Tensor, expert: int | None) -> Tensor:

@@ -11,14 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from segcal.chunks import chunk_slices, chunk_voxels
 from segcal.errors import ParameterError
 from segcal.preserve import keep_decision
 
 Preserves: TypeAlias = Literal["order", "argmax"] | None
 Array = TypeVar("Array", Tensor, NDArray[np.floating])
-
-VOXELS_PER_CHUNK = 1 << 17
-"""Voxels that are calibrated at once: a few megabytes at five classes, so temporaries stay in cache."""
 
 
 class Calibrator(ABC):
@@ -141,12 +139,11 @@ class Calibrator(ABC):
 
 
 def _in_chunks(voxelwise: Callable[[Tensor, Tensor], Tensor], logits: Tensor, decision: Tensor | None) -> Tensor:
-    """A map of (C, n) voxels over a volume, a cacheful at a time."""
+    """A map of (C, n) voxels over a volume, as many at a time as `segcal.chunks` allows."""
     flat = logits.reshape(logits.shape[0], -1)
     winners = None if decision is None else decision.reshape(-1)
     out = torch.empty_like(flat)
-    for begin in range(0, flat.shape[1], VOXELS_PER_CHUNK):
-        part = slice(begin, begin + VOXELS_PER_CHUNK)
+    for part in chunk_slices(flat.shape[1], chunk_voxels(flat.shape[0])):
         exact = at_least_float32(flat[:, part])
         out[:, part] = voxelwise(exact, exact.max(0).indices if winners is None else winners[part])
     return out.reshape(logits.shape)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -151,6 +151,7 @@ class ArgmaxConeScaling(_ConeScaling):
 
     name: ClassVar[str] = "cms_ap"
     preserves: ClassVar[Preserves] = "argmax"
+    expert_sees: ClassVar[Literal["values", "margins", "gaps"]] = "margins"
 
     slope: Tensor
     offset: Tensor
@@ -177,6 +178,7 @@ class OrderConeScaling(_ConeScaling):
 
     name: ClassVar[str] = "cms_op"
     preserves: ClassVar[Preserves] = "order"
+    expert_sees: ClassVar[Literal["values", "margins", "gaps"]] = "gaps"
 
     slope: Tensor
     offset: Tensor

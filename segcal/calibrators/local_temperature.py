@@ -152,13 +152,29 @@ def pad_in_plane(slices: Tensor) -> Tensor:
 
 def tree_temperature(padded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The tree of the class docstring: (n, C, h + 8, w + 8) features with their halo to (n, h, w) temperatures."""
-    maps = F.conv2d(padded, weight, bias, dilation=DILATION)
+    by_loop = (
+        padded.device.type == "cpu"
+        and padded.dtype == torch.float32
+        and not (weight.requires_grad or bias.requires_grad)
+    )
+    maps = _by_loop(padded, weight, bias) if by_loop else F.conv2d(padded, weight, bias, dilation=DILATION)
     leaves = F.softplus(maps[:, :N_LEAVES])
     gates = torch.sigmoid(maps[:, N_LEAVES:])
     # lerp(b, a, g) is g a + (1 - g) b, and exactly a where a equals b: identity does not depend on the gates.
     first = torch.lerp(leaves[:, 1], leaves[:, 0], gates[:, 1])
     second = torch.lerp(leaves[:, 3], leaves[:, 2], gates[:, 2])
     return torch.lerp(second, first, gates[:, 0]).clamp(TAU_MIN, TAU_MAX)
+
+
+def _by_loop(padded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The convolutions without gradients, compiled."""
+    from segcal.compiled.dilated_conv import dilated_conv  # brings numba, which only those who need it wait for
+
+    n_slices, _, height, width = padded.shape
+    maps = torch.empty((n_slices, N_MAPS, height - 2 * HALO, width - 2 * HALO), dtype=torch.float32, device="cpu")
+    slices, weights, biases = (values.contiguous().numpy() for values in (padded, weight, bias))
+    dilated_conv(slices, weights, biases, maps.numpy())
+    return maps
 
 
 def _chunks(logits: Tensor) -> list[slice]:

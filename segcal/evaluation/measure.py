@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,8 +15,9 @@ from segcal.case_labels import load_deployed
 from segcal.cases import CaseData, Want, load_poolings
 from segcal.checks.tell_tales import TellTales
 from segcal.errors import UsageError
-from segcal.evaluation.pictures import CasePicture, case_picture
+from segcal.evaluation.pictures import BySlice, CasePicture, case_picture
 from segcal.evaluation.pipelines import Pipeline
+from segcal.freed_memory import give_back
 from segcal.io.members import Member
 from segcal.manifest import Manifest, ManifestCase
 from segcal.metrics import (
@@ -79,15 +81,17 @@ def measure_case(
         for members in averaged.values():
             members.add(member)
 
-    found = load_poolings(manifest, case, wanted, device=device, with_labels=True, on_member=calibrate_alone)
-    pooled = dict(zip(wanted, found, strict=True))
+    found = load_poolings(
+        manifest, case, wanted, device=device, with_labels=True, on_member=calibrate_alone, narrow=True
+    )
+    pooled = dict(zip(wanted, _with_short_labels(found), strict=True))
     del found
     first = pooled[wanted[0]]
     deployed = load_deployed(manifest, case, device=device, shape=_space(first.logits))
     frame = _frame(manifest, first, deployed, settings, count_outside=count_outside)
     outside_share = 0.0 if first.inside is None else float((~first.inside).double().mean())
     noticed = TellTales()
-    noticed.look(first)
+    noticed.look(_with_whole_numbers(first))
     del first
     results, energy, n_floored, picture = dict[str, CaseResult](), dict[str, Mapping[str, float]](), 0, None
     for want in wanted:
@@ -99,15 +103,15 @@ def measure_case(
         seen = frame.with_decision(data.decision)
         results |= _measure_by_voxels([p for p in chosen if _by_voxels(p)], data, seen, settings)
         for pipeline in chosen:
-            if _by_voxels(pipeline) and pipeline.name != pictured:
-                continue
-            # One that needs a whole volume, or whose volume is wanted for a picture, has the memory to itself.
-            probs = averaged.pop(pipeline.name).mean() if pipeline.each_member else pipeline.probabilities(data)
-            if pipeline.name not in results:
-                results[pipeline.name] = _measure(seen, probs, settings)
+            if _by_voxels(pipeline):
+                probs = _by_slice(pipeline, data)
+            else:
+                results[pipeline.name], probs = _measure_volume(pipeline, data, averaged, seen, settings)
             if pipeline.name == pictured:
-                picture = case_picture(manifest, case, data, probs)
+                picture = case_picture(manifest, case, data, probs, can_flip=pipeline.can_flip)
             del probs
+    del data, seen, frame, deployed
+    give_back()
     return MeasuredCase(
         case_id=case.id,
         results={pipeline.name: results[pipeline.name] for pipeline in pipelines},
@@ -118,6 +122,20 @@ def measure_case(
         fill=noticed.fill.get(case.id, 0.0),
         turned=noticed.turned.get(case.id),
     )
+
+
+def _with_short_labels(found: Sequence[CaseData]) -> list[CaseData]:
+    """All poolings share the label; int64 takes 71 MB at BraTS size."""
+    labels = found[0].labels
+    short = None if labels is None else labels.to(torch.int16)
+    return [replace(data, labels=short) for data in found]
+
+
+def _with_whole_numbers(data: CaseData) -> CaseData:
+    """The same with labels and decision in a type that products of class indices fit into."""
+    if data.labels is None:
+        return data
+    return replace(data, labels=data.labels.int(), decision=data.decision.int())
 
 
 def _frame(
@@ -156,6 +174,26 @@ def _measure_by_voxels(
         return metrics.take(frame.case_id)
 
     return dict(zip((p.name for p in pipelines), side_by_side(measured, pipelines), strict=True))
+
+
+def _by_slice(pipeline: Pipeline, data: CaseData) -> BySlice:
+    """A slice of a pipeline that needs no volume."""
+    by_voxels = pipeline.fitted.probs_by_voxels(data)
+    n_classes, _, height, width = data.logits.shape
+    size = height * width
+    return lambda z: by_voxels(slice(z * size, (z + 1) * size)).reshape(n_classes, height, width)
+
+
+def _measure_volume(
+    pipeline: Pipeline,
+    data: CaseData,
+    averaged: dict[str, CalibratedMembers],
+    frame: CaseFrame | RegionFrame,
+    settings: MetricSettings,
+) -> tuple[CaseResult, BySlice]:
+    """One that needs a whole volume has the memory to itself; the volume goes with the slices that are returned."""
+    volume = averaged.pop(pipeline.name).mean() if pipeline.each_member else pipeline.probabilities(data)
+    return _measure(frame, volume, settings), partial(volume.select, 1)
 
 
 def _measure(frame: CaseFrame | RegionFrame, probs: Tensor, settings: MetricSettings) -> CaseResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,17 +51,40 @@ class PictureMaps:
         return np.asarray((self.segmentation != self.label) & (self.label >= 0))
 
 
-def informative_slice(maps: PictureMaps, *, min_voxels: int = 5) -> int:
-    """The slice along axis 0 with the most classes and, among those, the most doubt, errors and flips.
-
-    A class counts when at least `min_voxels` voxels of the slice carry it.
-    """
+def informative_slice(maps: PictureMaps) -> int:
+    """The slice along axis 0 that `choose_slice` chooses."""
     shown = maps.segmentation if maps.label is None else maps.label
-    n_classes = np.zeros(len(shown), dtype=np.int64)
-    for value in range(int(shown.max()) + 1):
-        n_classes += (shown == value).sum(axis=(1, 2)) >= min_voxels
-    weight = (1.0 - maps.confidence_before.astype(np.float64)).sum(axis=(1, 2))
-    for extra in (maps.errors, maps.flips):
-        if extra is not None:
-            weight += extra.sum(axis=(1, 2))
-    return int(np.lexsort((weight, n_classes))[-1])
+
+    def doubt(index: int) -> float:
+        cut = slice(index, index + 1)
+        parts = (maps.errors, maps.flips)
+        errors, flips = (None if part is None else part[cut] for part in parts)
+        return slice_doubt(maps.confidence_before[cut], errors, flips)
+
+    return choose_slice(len(shown), shown.__getitem__, doubt)
+
+
+def choose_slice(
+    n_slices: int, shown: Callable[[int], Volume], doubt: Callable[[int], float], *, min_voxels: int = 5
+) -> int:
+    """The slice with the most classes and, among those, the most doubt, errors and flips; the last of equals.
+
+    Args:
+        n_slices: How many there are.
+        shown: Class index per pixel of a slice; negative where ignored.
+        doubt: What `slice_doubt` says of a slice; only asked of slices with the most classes.
+        min_voxels: A class counts when at least so many voxels of the slice carry it.
+    """
+    n_classes = [_n_classes(shown(index), min_voxels) for index in range(n_slices)]
+    candidates = [index for index, count in enumerate(n_classes) if count == max(n_classes)]
+    return max(candidates, key=lambda index: (doubt(index), index))
+
+
+def slice_doubt(confidence: Volume, errors: Volume | None, flips: Volume | None) -> float:
+    """How much there is to see: confidence that is missing, errors and flips, in voxels."""
+    extra = sum(int(part.sum()) for part in (errors, flips) if part is not None)
+    return float((1.0 - confidence.astype(np.float64)).sum()) + extra
+
+
+def _n_classes(shown: Volume, min_voxels: int) -> int:
+    return int((np.bincount(shown[shown >= 0]) >= min_voxels).sum())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -12,12 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from segcal.cases import CaseData
-from segcal.evaluation.picture_maps import PictureMaps, informative_slice
+from segcal.errors import GeometryError
+from segcal.evaluation.picture_maps import PictureMaps, choose_slice, slice_doubt
 from segcal.io.images import read_image
 from segcal.manifest import Manifest, ManifestCase
 from segcal.types import Grid
 
 _MAPS = ("segmentation", "confidence_before", "confidence_after", "image", "label", "flips", "free_energy")
+
+BySlice: TypeAlias = Callable[[int], Tensor]
+"""Makes the probabilities (C, y, x) of one slice when they are asked for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,55 +61,72 @@ class CasePicture:
         return None if self.affine is None else Grid((self.n_slices, height, width), self.affine)
 
 
-def case_picture(manifest: Manifest, case: ManifestCase, data: CaseData, probs: Tensor) -> CasePicture:
+def case_picture(
+    manifest: Manifest, case: ManifestCase, data: CaseData, probs: BySlice, *, can_flip: bool
+) -> CasePicture:
     """Cut the most informative slice out of a case.
 
     Args:
         data: pooled, with labels.
-        probs: (C, z, y, x) calibrated probabilities.
+        probs: makes the calibrated probabilities of a slice, so that no volume of them need exist.
+        can_flip: whether the probabilities can decide otherwise than `data`; if not, only one slice is asked for.
     """
+    true = data.labels if data.region_labels is None else data.region_labels
+
+    def shown(index: int) -> NDArray[Any]:
+        return _painted(data.decision if true is None else true, index)
+
+    def doubt(index: int) -> float:
+        maps = _maps(manifest, data, index, probs if can_flip else None)
+        return slice_doubt(maps.confidence_before, maps.errors, maps.flips)
+
+    n_slices = data.logits.shape[1]
+    index = choose_slice(n_slices, shown, doubt)
     image = None if case.image is None else read_image(manifest.resolve(case.image)).values
-    maps = PictureMaps(image=image, **_volumes(manifest, data, probs))
-    index = informative_slice(maps)
-    cut: dict[str, Any] = {name: _slice(getattr(maps, name), index) for name in _MAPS}
-    affine = None if data.grid is None else data.grid.affine
-    return CasePicture(PictureMaps(**cut), index, len(maps.segmentation), affine)
+    maps = replace(_maps(manifest, data, index, probs), image=_cut_image(case, image, data.logits.shape[1:], index))
+    return CasePicture(maps, index, n_slices, None if data.grid is None else data.grid.affine)
 
 
-def _volumes(manifest: Manifest, data: CaseData, probs: Tensor) -> dict[str, Any]:
-    """Region models are shown by their painted label map; confidence is that of the least sure region."""
-    energy = torch.logsumexp(data.logits, 0) if not manifest.has_regions else None
+def _maps(manifest: Manifest, data: CaseData, index: int, probs: BySlice | None) -> PictureMaps:
+    """One slice before calibration and, given `probs`, after it.
+
+    Region models are shown by their painted label map; confidence is that of the least sure region.
+    """
+    logits, decision = data.logits[:, index], data.decision[..., index, :, :]
+    changed = None if probs is None else probs(index)
+    true = data.labels if data.region_labels is None else data.region_labels
     if manifest.has_regions:
-        before = torch.sigmoid(data.logits.abs()).amin(0)
-        after = torch.maximum(probs, 1 - probs).amin(0)
-        decided, moved = data.decision, (probs > 0.5)
-        segmentation = _painted(decided)
-        flips = (decided != moved).any(0)
-        label = None if data.region_labels is None else _painted(data.region_labels)
+        before = torch.sigmoid(logits.abs()).amin(0)
+        after = before if changed is None else torch.maximum(changed, 1 - changed).amin(0)
+        flips = None if changed is None else (decision != (changed > 0.5)).any(0)
     else:
-        before = torch.softmax(data.logits, 0).amax(0)
-        after = probs.amax(0)
-        segmentation, flips, label = data.decision, probs.argmax(0) != data.decision, data.labels
-    return {
-        "segmentation": segmentation.to(torch.int16).cpu().numpy(),
-        "confidence_before": before.half().cpu().numpy(),
-        "confidence_after": after.half().cpu().numpy(),
-        "label": None if label is None else label.to(torch.int16).cpu().numpy(),
-        "flips": flips.cpu().numpy(),
-        "free_energy": None if energy is None else energy.half().cpu().numpy(),
-    }
+        before = torch.softmax(logits, 0).amax(0)
+        after = before if changed is None else changed.amax(0)
+        flips = None if changed is None else changed.argmax(0) != decision
+    return PictureMaps(
+        segmentation=_painted(data.decision, index)[None],
+        confidence_before=before.half().cpu().numpy()[None],
+        confidence_after=after.half().cpu().numpy()[None],
+        label=None if true is None else _painted(true, index)[None],
+        flips=None if flips is None else flips.cpu().numpy()[None],
+        free_energy=None if manifest.has_regions else torch.logsumexp(logits, 0).half().cpu().numpy()[None],
+    )
 
 
-def _painted(regions: Tensor) -> Tensor:
-    """(R, z, y, x) bool to one map: 0, or 1 + the last region that holds the voxel."""
-    labels = torch.zeros(regions.shape[1:], dtype=torch.int64, device=regions.device)
-    for index, region in enumerate(regions):
-        labels[region] = index + 1
-    return labels
+def _painted(classes: Tensor, index: int) -> NDArray[np.int16]:
+    """One slice of (z, y, x) class indices; (R, z, y, x) regions become 0, or 1 + the last that holds the voxel."""
+    if classes.ndim == 3:
+        return classes[index].to(torch.int16).cpu().numpy()
+    painted = torch.zeros(classes.shape[2:], dtype=torch.int16, device=classes.device)
+    for position, region in enumerate(classes[:, index]):
+        painted[region] = position + 1
+    return painted.cpu().numpy()
 
 
-def _slice(volume: NDArray[Any] | None, index: int) -> NDArray[Any] | None:
-    if volume is None:
+def _cut_image(case: ManifestCase, image: NDArray[Any] | None, shape: Sequence[int], index: int) -> NDArray[Any] | None:
+    if image is None:
         return None
-    cut = volume[..., index : index + 1, :, :]
+    if image.shape[-3:] != tuple(shape):
+        raise GeometryError(f"{case.id}: the image has shape {image.shape}, the prediction {tuple(shape)}")
+    cut = image[..., index : index + 1, :, :]
     return cut.astype(np.float16) if cut.dtype == np.float32 and float(np.abs(cut).max(initial=0)) < 6e4 else cut

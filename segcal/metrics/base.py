@@ -20,6 +20,9 @@ from segcal.errors import ParameterError
 if TYPE_CHECKING:
     from segcal.metrics.voxels import VoxelBatch
 
+SUM_TOLERANCE = 2e-3
+"""How far the probabilities of a voxel may be from summing to 1; float16 files need about 5e-4."""
+
 Direction: TypeAlias = Literal["lower", "higher"]
 """Which way a column gets better."""
 
@@ -63,6 +66,11 @@ class MetricSettings:
     def n_bins(self) -> tuple[int, ...]:
         """All bin counts that top-label tables are kept for, each once."""
         return tuple(dict.fromkeys((self.ece_bins, self.ace_bins, *self.extra_bins)))
+
+    @property
+    def certain_above(self) -> float:
+        """A confidence above this is in the last of `ece_bins` bins, every other class of the voxel in the first."""
+        return 1.0 + 2.0 * SUM_TOLERANCE - 1.0 / self.ece_bins
 
 
 @dataclass(frozen=True, slots=True)

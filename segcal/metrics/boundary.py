@@ -48,7 +48,7 @@ class BoundaryError(Metric[BandSums]):
     directions: ClassVar[Mapping[str, Direction]] = {"ba_ece": "lower"}
 
     def measure(self, batch: VoxelBatch) -> BandSums:
-        return BandSums(batch.top_label[self.settings.ece_bins].over_bins(), batch.band_distance)
+        return BandSums(batch.sums.top_label[self.settings.ece_bins].over_bins(), batch.band_distance)
 
     def score(self, state: BandSums) -> dict[str, Score]:
         if state.distance is None:

@@ -24,7 +24,7 @@ class Dice(Metric[NDArray[np.int64]]):
     directions: ClassVar[Mapping[str, Direction]] = {"dsc": "higher"}
 
     def measure(self, batch: VoxelBatch) -> NDArray[np.int64]:
-        return batch.confusion
+        return batch.sums.confusion
 
     def score(self, state: NDArray[np.int64]) -> dict[str, Score]:
         each = dice_per_class(state)

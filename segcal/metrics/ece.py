@@ -35,7 +35,7 @@ class TopLabelError(Metric[TopLabelTables]):
     directions: ClassVar[Mapping[str, Direction]] = {"ece": "lower", "mce": "lower", "ace": "lower"}
 
     def measure(self, batch: VoxelBatch) -> TopLabelTables:
-        return TopLabelTables(batch.top_label)
+        return TopLabelTables(batch.sums.top_label)
 
     def score(self, state: TopLabelTables) -> dict[str, Score]:
         table = state.by_bins[self.settings.ece_bins].over_first_axis()

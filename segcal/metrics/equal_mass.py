@@ -39,7 +39,7 @@ class EqualMassError(Metric[FineHistogram]):
     directions: ClassVar[Mapping[str, Direction]] = {"equal_mass_ece": "lower"}
 
     def measure(self, batch: VoxelBatch) -> FineHistogram:
-        return FineHistogram(batch.fine.over_first_axis())
+        return FineHistogram(batch.sums.fine)
 
     def score(self, state: FineHistogram) -> dict[str, Score]:
         if not state.cells.total:

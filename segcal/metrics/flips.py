@@ -6,29 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import torch
-from torch import Tensor
-
 from segcal.metrics.base import NO_VOXELS, Direction, Metric, Score, Undefined
+from segcal.metrics.voxel_sums import FlipCounts
 from segcal.metrics.voxels import VoxelBatch
-
-
-@dataclass(frozen=True, slots=True)
-class FlipCounts:
-    """Voxels of one case against one reference decision."""
-
-    voxels: int
-    flipped: int
-    harmful: int
-    beneficial: int
-
-    def __add__(self, other: Self) -> Self:
-        return type(self)(
-            self.voxels + other.voxels,
-            self.flipped + other.flipped,
-            self.harmful + other.harmful,
-            self.beneficial + other.beneficial,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +39,11 @@ class Flips(Metric[CaseFlips]):
     }
 
     def measure(self, batch: VoxelBatch) -> CaseFlips:
-        return CaseFlips(_count(batch, batch.reference), _count(batch, batch.deployed))
+        return CaseFlips(batch.sums.flips, batch.sums.flips_deployed)
 
     def score(self, state: CaseFlips) -> dict[str, Score]:
         pooled = _shares("flip", state.pooled, "no pooled decision was given")
         return pooled | _shares("flip_deployed", state.deployed, "no deployed segmentation was given")
-
-
-def _count(batch: VoxelBatch, reference: Tensor | None) -> FlipCounts | None:
-    if reference is None:
-        return None
-    # Preserving methods flip nothing: comparing bytes is far cheaper than counting.
-    if torch.equal(batch.prediction, reference):
-        return FlipCounts(batch.n_voxels, 0, 0, 0)
-    flipped = (batch.prediction != reference).nonzero()[:, 0]
-    labels = batch.labels[flipped]
-    harmful = int((reference[flipped] == labels).sum())
-    beneficial = int((batch.prediction[flipped] == labels).sum())
-    return FlipCounts(batch.n_voxels, len(flipped), harmful, beneficial)
 
 
 def _shares(name: str, counts: FlipCounts | None, reason: str) -> dict[str, Score]:

@@ -9,10 +9,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from segcal.chunks import MOST_VOXELS, chunk_slices, chunk_voxels
 from segcal.errors import DataError, GeometryError
 from segcal.metrics.base import MetricSettings
 from segcal.metrics.distance import BandMap, distance_bands
-from segcal.metrics.fixed_point import CHUNK_VOXELS
 from segcal.metrics.voxels import FramePart, VoxelBatch
 from segcal.types import IGNORED
 
@@ -40,7 +40,7 @@ class CaseFrame:
         deployed: Tensor | None = None,
         inside: Tensor | None = None,
         spatial: bool = True,
-        chunk_voxels: int = CHUNK_VOXELS,
+        chunk: int | None = None,
     ) -> CaseFrame:
         """Prepare a labelled case.
 
@@ -54,7 +54,7 @@ class CaseFrame:
             inside: bool, where the network predicted; None = everywhere. Outside it the caller's probabilities have
                 to say background with certainty.
             spatial: whether neighbouring array elements are neighbours in space; off for rows of a classifier.
-            chunk_voxels: voxels worked on at once; no result depends on it.
+            chunk: voxels worked on at once, if not those that `segcal.chunks` allows; no result depends on it.
         """
         maps = {"decision": decision, "deployed segmentation": deployed, "crop mask": inside}
         for name, given in maps.items():
@@ -68,8 +68,8 @@ class CaseFrame:
         if spatial:
             bands = distance_bands(labels.cpu().numpy(), settings.band_edges, ignored=IGNORED)
         flat = [None if given is None else given.reshape(-1) for given in (labels, decision, deployed, inside)]
-        starts = range(0, max(labels.numel(), 1), min(chunk_voxels, CHUNK_VOXELS))
-        slices = [slice(start, min(start + starts.step, labels.numel())) for start in starts]
+        step = min(chunk or chunk_voxels(settings.n_classes), MOST_VOXELS)
+        slices = list(chunk_slices(labels.numel(), step)) or [slice(0, 0)]
         parts = tuple(_part(where, flat, bands, settings.n_classes) for where in slices)
         return cls(case_id, tuple(labels.shape), settings, parts)
 

@@ -1,9 +1,7 @@
-"""Voxels of one pipeline on one case: what several metrics need of them (confidence, prediction, hits, bin tables) is
-computed once."""
+"""Voxels of one pipeline on one case: what several metrics need of them is computed once."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,19 +11,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from segcal.errors import DataError
-from segcal.metrics.base import MetricSettings
-from segcal.metrics.bins import BinTable
-from segcal.metrics.fine_cells import N_CELLS, N_SETTLED_CELLS, SETTLED, cell_index
-
-SUM_TOLERANCE = 2e-3
-"""How far the probabilities of a voxel may be from summing to 1; float16 files need about 5e-4."""
-
-_LARGEST_COMMON_GRID = round(1.0 / (1.0 - SETTLED))
+from segcal.metrics.base import SUM_TOLERANCE, MetricSettings
+from segcal.metrics.compiled_sums import compiled_sums, takes
+from segcal.metrics.fine_cells import SETTLED
+from segcal.metrics.torch_sums import TorchSums
+from segcal.metrics.voxel_sums import VoxelSums
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FramePart:
-    """Up to CHUNK_VOXELS voxels of a case; ignored ones are already left out of the tensors.
+    """Some voxels of a case, at most `segcal.chunks.MOST_VOXELS`; ignored ones are already left out of the tensors.
 
     Attributes:
         where: the part's place among the flattened voxels.
@@ -50,11 +45,15 @@ class FramePart:
 
 
 class VoxelBatch:
-    """Counted voxels of one pipeline on one case; everything several metrics need is computed once, when asked for.
+    """Counted voxels of one pipeline on one case.
+
+    What the metrics of the registry count is in `sums`; a metric that needs something else takes it from the tensors,
+    each of which is computed once, when asked for.
 
     Attributes:
         probs: (C, voxel) float32 or float64 probabilities.
-        labels, reference, deployed, outside, band_distance: as in `FramePart`.
+        labels, label_counts, reference, deployed, outside, band, band_distance: as in `FramePart`.
+        sums: exact sums over the voxels.
     """
 
     def __init__(
@@ -65,8 +64,13 @@ class VoxelBatch:
         self.probs = values.exp() if log else values
         self._log_probs = values if log else None
         self.labels, self.reference, self.deployed = part.labels, part.reference, part.deployed
-        self.outside, self.band_distance = part.outside, part.band_distance
-        _check_probabilities(case_id, self.probs, self._top)
+        self.label_counts, self.outside = part.label_counts, part.outside
+        self.band, self.band_distance = part.band, part.band_distance
+        # One loop on the CPU counts everything; logarithms that came from elsewhere are not taken again.
+        counted = compiled_sums(self) if not log and takes(self) else None
+        if counted is None:
+            _check_probabilities(case_id, self.probs, self.top)
+        self.sums: VoxelSums = counted or TorchSums(self)
 
     @property
     def n_voxels(self) -> int:
@@ -76,14 +80,19 @@ class VoxelBatch:
     def n_classes(self) -> int:
         return int(self.probs.shape[0])
 
+    @property
+    def n_bands(self) -> int:
+        return 1 if self.band is None else len(self.settings.band_edges)
+
     @cached_property
-    def _top(self) -> Tensor:
+    def top(self) -> Tensor:
+        """(voxel,) the largest probability, in the type of `probs`."""
         return self.probs.amax(dim=0)
 
     @cached_property
     def confidence(self) -> Tensor:
         """(voxel,) float64, the largest probability."""
-        return self._top.double()
+        return self.top.double()
 
     @cached_property
     def prediction(self) -> Tensor:
@@ -97,7 +106,7 @@ class VoxelBatch:
         passed = torch.ones(self.n_voxels, dtype=torch.bool, device=self.probs.device)
         predicted = torch.zeros_like(self.labels)
         for channel in self.probs[:-1]:
-            passed &= channel != self._top
+            passed &= channel != self.top
             predicted += passed
         return predicted
 
@@ -116,7 +125,7 @@ class VoxelBatch:
     @cached_property
     def doubtful(self) -> Tensor:
         """Positions of the voxels whose confidence is not above `fine_cells.SETTLED`."""
-        return (self._top <= SETTLED).nonzero()[:, 0]
+        return (self.top <= SETTLED).nonzero()[:, 0]
 
     @cached_property
     def label_probs(self) -> Tensor:
@@ -132,57 +141,6 @@ class VoxelBatch:
             return self._log_probs.gather(0, self.labels.long()[None])[0].double()
         return self.label_probs.log()
 
-    @cached_property
-    def confusion(self) -> NDArray[np.int64]:
-        """(label, prediction) voxel counts."""
-        missed, size = self.misses, self.n_classes
-        index = self.labels[missed].long() * size + self.prediction[missed]
-        counts = torch.bincount(index, minlength=size**2).view(size, size).cpu().numpy()
-        return counts + np.diag(self._part.label_counts - counts.sum(axis=1))
-
-    @cached_property
-    def top_label(self) -> dict[int, BinTable]:
-        """For every number of bins B of the settings, the table (band, B) of the winning class.
-
-        A float32 times a whole number is exact in float64, so bins of width 1/B are whole runs of bins of width 1/L for
-        every multiple L of B: one count with the least common multiple serves all B without changing any bin. Settled
-        voxels all fall into the last bin; the fine cells have counted them already.
-        """
-        n_bins = self.settings.n_bins
-        common = math.lcm(*n_bins)
-        if self.probs.dtype != torch.float32 or common > _LARGEST_COMMON_GRID:
-            return {n: self._count(_bin_index(self.confidence, n), n, self.confidence) for n in n_bins}
-        confidence = self.confidence[self.doubtful]
-        table = self._count(_bin_index(confidence, common), common, confidence, self.doubtful)
-        settled = self.fine.first(N_SETTLED_CELLS).over_bins()
-        table.counts[:, -1:] += settled.counts
-        table.confidence[:, -1:] += settled.confidence
-        table.hits[:, -1:] += settled.hits
-        return {n: table.fold(n) for n in n_bins}
-
-    @cached_property
-    def fine(self) -> BinTable:
-        """(band, cell) table of the winning class in the cells of `segcal.metrics.fine_cells`, in float32."""
-        top = self._top.float()
-        return self._count(cell_index(top), N_CELLS, top.double())
-
-    def _count(self, index: Tensor, n_bins: int, confidence: Tensor, where: Tensor | None = None) -> BinTable:
-        """(band, B) table of voxels (those at `where`) from the int32 bin and the confidence of each."""
-        index = index.mul_(2).add_(self.hit if where is None else self.hit[where])
-        n_bands, band = 1, self._part.band
-        if band is not None:
-            n_bands = len(self.settings.band_edges)
-            index += (band if where is None else band[where]).to(torch.int32) * (2 * n_bins)
-        shape = (n_bands, n_bins, 2)
-        counts = torch.bincount(index, minlength=math.prod(shape)).view(shape).cpu().numpy()
-        sums = torch.bincount(index, confidence, minlength=math.prod(shape)).double().view(shape).cpu().numpy()
-        return BinTable(counts[..., 0] + counts[..., 1], sums[..., 0] + sums[..., 1], counts[..., 1])
-
-
-def _bin_index(confidence: Tensor, n_bins: int) -> Tensor:
-    """min(int(confidence * B), B - 1), computed in float64."""
-    return (confidence * n_bins).to(torch.int32).clamp_(max=n_bins - 1)
-
 
 def _check_probabilities(case_id: str, probs: Tensor, top: Tensor) -> None:
     """Refuse NaN, logits and unnormalised values: every metric would otherwise give a plausible wrong number."""
@@ -195,7 +153,10 @@ def _check_probabilities(case_id: str, probs: Tensor, top: Tensor) -> None:
             f"{case_id}: probabilities reach from {low:g} to {high:g}, expected 0 to 1; "
             "logits have to go through a calibrator (or softmax) first"
         )
-    least, most = (float(bound) for bound in probs.sum(dim=0).aminmax())
+    total = probs[0].clone()
+    for channel in probs[1:]:  # in this order everywhere, so that all forms refuse the same voxels
+        total += channel
+    least, most = (float(bound) for bound in total.aminmax())
     furthest = max(1.0 - least, most - 1.0)
     if not furthest <= SUM_TOLERANCE:
         raise DataError(

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from segcal.calibrator_info import CalibratorInfo
 from segcal.calibrators import CALIBRATORS, Calibrator, base
+from segcal.chunks import chunk_budget
 from segcal.errors import ParameterError
 from segcal.fitted import FittedCalibrator, load_calibrator
+from segcal.threads import one_thread
 from tests.conformance.drawn import SPACE, VOLUMES, draw_calibrator, draw_volume
 
 EVERY = pytest.mark.parametrize("name", list(CALIBRATORS))
@@ -247,7 +249,7 @@ def test_keeping_the_argmax_is_less_than_keeping_the_order() -> None:
 @BY_ROWS
 @CLASSES
 def test_a_volume_is_its_rows(name: str, n_classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "VOXELS_PER_CHUNK", 17)  # 84 voxels: four whole chunks and a part
+    monkeypatch.setattr(base, "chunk_voxels", lambda _: 17)  # 84 voxels: four whole chunks and a part
     calibrator = draw_calibrator(name, n_classes)
     logits = draw_volume("random", n_classes)
     decision = logits[:2].argmax(0)
@@ -321,3 +323,15 @@ def test_wrong_input_is_refused_and_named(name: str) -> None:
     labels = decision.numpy().astype(np.uint8)  # as nnU-Net stores a segmentation
     expected = calibrator.probabilities(logits, class_axis=0, decision=decision)
     np.testing.assert_array_equal(calibrator.probabilities(logits.numpy(), class_axis=0, decision=labels), expected)
+
+
+@EVERY
+@pytest.mark.parametrize("n_bytes", [1, 1 << 16, 1 << 30])
+def test_no_memory_for_chunks_changes_a_bit_of_a_volume(name: str, n_bytes: int) -> None:
+    calibrator = draw_calibrator(name, 5)
+    logits = torch.randn(5, 3, 61, 83, generator=torch.Generator().manual_seed(4)) * 3
+    decision = logits.argmax(0)
+    with one_thread(), chunk_budget(n_bytes):
+        cut = calibrator.volume_probs(logits, decision)
+    with one_thread():
+        assert torch.equal(cut, calibrator.volume_probs(logits, decision))

@@ -14,6 +14,7 @@ import torch
 
 import segcal.cases as cases
 from segcal.cases import Want, load_case, load_poolings
+from segcal.chunks import chunk_budget
 from segcal.errors import DataError, UsageError
 from segcal.evaluation.pipelines import baselines
 from segcal.evaluation.records import Records
@@ -238,3 +239,29 @@ def test_calibrators_on_each_member_have_rows_of_their_own(
         expected[case_id] = float(-picked[seen].log().mean())
     measured = {r.case: r.values["nll"] for r in with_rows.records.rows if r.pipeline == "ts(members)"}
     assert measured == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("n_bytes", [1 << 12, 1 << 16, 1 << 30])
+def test_no_memory_for_chunks_changes_a_bit_of_a_result(
+    result,  # type: ignore[no-untyped-def]
+    phantom: Manifest,
+    fitted: dict[str, FittedCalibrator],
+    n_bytes: int,
+) -> None:
+    with chunk_budget(n_bytes):
+        again = evaluate(phantom, list(fitted.values()), split=0, bootstrap=QUICK, device=CPU)
+    assert [(r.case, r.pipeline, r.values) for r in again.records.rows] == [
+        (r.case, r.pipeline, r.values) for r in result.records.rows
+    ]
+    for one, other in zip(again.records.rows, result.records.rows, strict=True):
+        for name, table in one.tables.items():
+            assert table.tobytes() == other.tables[name].tobytes(), name
+
+
+def test_decisions_of_an_evaluation_are_kept_in_bytes(phantom: Manifest) -> None:
+    wide, narrow = (
+        load_poolings(phantom, phantom.cases[0], [Want("logits")], device=CPU, with_labels=True, narrow=narrow)[0]
+        for narrow in (False, True)
+    )
+    assert (wide.decision.dtype, narrow.decision.dtype) == (torch.int64, torch.uint8)
+    assert torch.equal(wide.decision, narrow.decision.long())

@@ -24,7 +24,7 @@ def case_with_everything(shape: tuple[int, ...] = (5, 11, 13), n_classes: int = 
 
 def frame_of(case: dict[str, np.ndarray], chosen: MetricSettings, chunk_voxels: int) -> CaseFrame:
     maps = {name: torch.from_numpy(case[name]) for name in ("decision", "deployed", "inside")}
-    return CaseFrame.build("a", torch.from_numpy(case["labels"]), chosen, chunk_voxels=chunk_voxels, **maps)
+    return CaseFrame.build("a", torch.from_numpy(case["labels"]), chosen, chunk=chunk_voxels, **maps)
 
 
 def assert_same_bits(one: CaseResult, other: CaseResult) -> None:

@@ -19,9 +19,8 @@ from segcal.classification.metrics.binning import equal_width_index, unit_sums
 from segcal.classification.metrics.rows import Floats, ScoredRows
 from segcal.errors import ParameterError
 from segcal.metrics.bins import BinTable
-from segcal.metrics.classwise import ClassTables
 from segcal.metrics.fixed_point import CHUNK_VOXELS, from_units
-from segcal.metrics.nll import PROBABILITY_FLOOR
+from segcal.metrics.voxel_sums import PROBABILITY_FLOOR, ClassTables
 
 N_BINS = 15
 _AT_FLOOR = PROBABILITY_FLOOR * (1 + 1e-9)  # zeros of a file were raised to the floor and went through a softmax

@@ -1,0 +1,55 @@
+"""Where the largest class of a voxel is not the wanted one."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from segcal.compiled.build import compiled
+
+_BLOCK = 512
+
+Floats: TypeAlias = NDArray[np.floating]
+
+
+@compiled
+def find_differing(
+    rows: Floats, stride: int, n_classes: int, wanted: NDArray[np.integer], found: NDArray[np.int64]
+) -> int:
+    """Write the positions at which the first largest class is not the wanted one into `found`.
+
+    Args:
+        rows: values of class c and voxel i at c * stride + i; see `flat_rows`.
+        stride: from one class to the next.
+        n_classes: how many there are.
+        wanted: (n,) class indices.
+        found: (n,) room for the positions.
+
+    Returns:
+        How many there are.
+    """
+    top, winner = np.empty(_BLOCK, rows.dtype), np.empty(_BLOCK, np.int32)
+    n_found = 0
+    for begin in range(0, len(wanted), _BLOCK):
+        size = min(_BLOCK, len(wanted) - begin)
+        chosen, first = wanted[begin : begin + size], rows[begin : begin + size]
+        for i in range(size):
+            top[i] = first[i]
+            winner[i] = 0
+        for c in range(1, n_classes):
+            row = rows[c * stride + begin : c * stride + begin + size]
+            for i in range(size):
+                ahead = row[i] > top[i]
+                winner[i] = c if ahead else winner[i]
+                top[i] = row[i] if ahead else top[i]
+        n_wrong = 0
+        for i in range(size):
+            n_wrong += chosen[i] != winner[i]
+        if n_wrong > 0:
+            for i in range(size):
+                if chosen[i] != winner[i]:
+                    found[n_found] = begin + i
+                    n_found += 1
+    return n_found

@@ -1,0 +1,44 @@
+"""Where the largest class is not the wanted one: the loop finds what the torch operations find."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from segcal.compiled.flat_rows import flat_rows
+from segcal.preserve import _differing, _differing_on_cpu
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 7])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+@pytest.mark.parametrize("n_voxels", [1, 511, 512, 513, 2000])
+def test_the_loop_finds_the_same_voxels_ties_included(n_classes: int, dtype: torch.dtype, n_voxels: int) -> None:
+    generator = torch.Generator().manual_seed(n_voxels)
+    steps = torch.randint(0, 4, (n_classes, n_voxels), generator=generator).float() + 0.25
+    probs = steps / steps.sum(0)
+    wanted = torch.randint(0, n_classes, (n_voxels,), generator=generator)
+    wanted = torch.where(torch.rand(n_voxels, generator=generator) < 0.5, probs.max(0).indices, wanted)
+
+    assert torch.equal(_differing_on_cpu(probs, wanted.to(dtype)), _differing(probs, wanted))
+
+
+@pytest.mark.parametrize("layout", ["whole", "cut", "transposed", "every second", "one class repeated"])
+def test_flat_rows_hold_every_value_where_they_say(layout: str) -> None:
+    values = torch.arange(60.0).reshape(5, 12)
+    cut = {
+        "whole": values,
+        "cut": values[1:, 3:9],
+        "transposed": values.T,
+        "every second": values[:, ::2],
+        "one class repeated": values[:1].expand(3, 12),
+    }[layout]
+    rows, stride = flat_rows(cut)
+    for c in range(cut.shape[0]):
+        assert rows[c * stride : c * stride + cut.shape[1]].tolist() == cut[c].tolist()
+
+
+def test_a_cut_is_not_copied() -> None:
+    values = torch.zeros(3, 10)
+    rows, _ = flat_rows(values[:, 4:8])
+    values[2, 7] = 1.0
+    assert rows[-1] == 1.0
