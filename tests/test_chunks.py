@@ -1,0 +1,44 @@
+"""Chunk sizes follow from a budget of bytes, and every voxel is in exactly one chunk."""
+
+from __future__ import annotations
+
+import pytest
+
+from segcal.chunks import CHUNK_BYTES, FEWEST_VOXELS, MOST_VOXELS, chunk_budget, chunk_slices, chunk_voxels
+from segcal.errors import ParameterError
+
+
+@pytest.mark.parametrize("n_classes", [2, 5, 20, 150])
+@pytest.mark.parametrize("n_bytes", [1 << 20, CHUNK_BYTES, 1 << 24])
+def test_a_chunk_fills_its_budget_up_to_a_factor_of_two(n_classes: int, n_bytes: int) -> None:
+    with chunk_budget(n_bytes):
+        step = chunk_voxels(n_classes)
+    assert step == MOST_VOXELS or n_bytes / 2 < step * n_classes * 4 <= n_bytes
+    assert step & (step - 1) == 0
+
+
+def test_a_chunk_is_never_smaller_than_what_calls_cost_nor_larger_than_exact_sums_allow() -> None:
+    assert chunk_voxels(100_000) == FEWEST_VOXELS
+    with chunk_budget(1 << 40):
+        assert chunk_voxels(2) == MOST_VOXELS
+
+
+def test_double_precision_halves_a_chunk() -> None:
+    assert chunk_voxels(40, value_bytes=8) * 2 == chunk_voxels(40)
+
+
+def test_the_budget_ends_with_its_block() -> None:
+    with chunk_budget(1 << 16):
+        assert chunk_voxels(5) < MOST_VOXELS
+    assert chunk_voxels(5) == MOST_VOXELS
+
+
+def test_a_budget_of_nothing_is_refused() -> None:
+    with pytest.raises(ParameterError, match="at least one byte, got 0"), chunk_budget(0):
+        pass
+
+
+@pytest.mark.parametrize("n_voxels", [0, 1, 9, 10, 11, 25])
+def test_every_voxel_is_in_one_chunk(n_voxels: int) -> None:
+    parts = list(chunk_slices(n_voxels, 10))
+    assert [k for part in parts for k in range(part.start, part.stop)] == list(range(n_voxels))
