@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from segcal.checks.value_counts import n_equal
+from segcal.chunks import chunk_slices, chunk_voxels
 from segcal.errors import DataError, GeometryError
 from segcal.io.archive import AnyArray
 from segcal.io.members import Member
@@ -37,8 +38,6 @@ SUM_TOLERANCE = 1e-2
 _SCALE_BITS = 116
 _SCALE = 2.0**_SCALE_BITS
 _ROOT_SCALE = 2.0 ** (_SCALE_BITS // 2)
-# Pieces of a few megabytes: their temporaries stay in cache, and threads that unpack members are rarely kept waiting.
-_CHUNK_VALUES = 2**20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +87,7 @@ class Pool:
             self._sum = self._empty(member)
         stored = torch.from_numpy(_inside(member.values, member.crop))
         floor = _Floor.of(member)
-        for block in _chunks(stored.shape, _CHUNK_VALUES):
+        for block in _chunks(stored.shape):
             part = stored[block].to(self._sum)
             _check_values(part, member, regions=self._regions)
             if self._n_members == 0 and member.kind == "logits":
@@ -113,7 +112,7 @@ class Pool:
         else:
             logits = torch.zeros(shape, dtype=torch.float32, device=self._device)
         target = logits if crop is None else logits[:, *(slice(low, high) for low, high in crop)]
-        for block in _chunks(target.shape, _CHUNK_VALUES):
+        for block in _chunks(target.shape):
             finished = self._finished(total[block])
             if logits is not total or self._pooling != "logits":  # otherwise it was divided where it stands
                 target[block] = finished.to(target)
@@ -183,10 +182,9 @@ def pooled_decision(logits: Tensor, *, regions: bool) -> Tensor:
         return logits > 0
     flat = logits.reshape(logits.shape[0], -1)
     decision = empty_volume(flat.shape[1:], torch.int64, logits.device)
-    step = max(1, _CHUNK_VALUES // flat.shape[0])
-    for begin in range(0, flat.shape[1], step):
+    for part in chunk_slices(flat.shape[1], chunk_voxels(flat.shape[0])):
         # `max` also gives the first index on ties and is four times faster than `argmax` across channels.
-        decision[begin : begin + step] = flat[:, begin : begin + step].max(dim=0).indices
+        decision[part] = flat[:, part].max(dim=0).indices
     return decision.reshape(logits.shape[1:])
 
 
@@ -249,11 +247,12 @@ def _inside(values: AnyArray, crop: Box | None) -> AnyArray:
     return values if crop is None else values[:, *(slice(low, high) for low, high in crop)]
 
 
-def _chunks(shape: torch.Size | tuple[int, ...], n_values: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Blocks (class, z, y) of about `n_values` that cover the volume, in order."""
+def _chunks(shape: torch.Size | tuple[int, ...]) -> Iterator[tuple[slice, slice, slice]]:
+    """Blocks (class, z, y) of as many voxels as the budget allows that cover the volume, in order."""
     n_classes, depth, height, width = shape
-    planes = max(1, n_values // (n_classes * height * width))
-    rows = max(1, min(height, n_values // (n_classes * width)))
+    n_voxels = chunk_voxels(n_classes)
+    planes = max(1, n_voxels // (height * width))
+    rows = max(1, min(height, n_voxels // width))
     for z in range(0, depth, planes):
         for y in range(0, height, rows):
             yield slice(None), slice(z, z + planes), slice(y, y + rows)

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from segcal.chunks import chunk_voxels
 from segcal.errors import UsageError
 from segcal.preserve import keep_decision, keep_region_decision
 
@@ -31,8 +32,6 @@ _HALF_STEPS = UINT16_STEPS // 2
 
 _NO_TIE_ABOVE = 0.51
 """A class with a larger probability than this is further above all others than float16 rounds."""
-
-_CHUNK_VALUES = 1 << 19
 
 _WHY_NOT: dict[tuple[str, str], str] = {
     ("nnunet", "uint16"): "nnU-Net would average the raw integers; use float32 or float16, or --format nifti",
@@ -124,7 +123,7 @@ def _steps_summing_to_one(probs: Tensor, decision: Tensor) -> Tensor:
 def _chunks(shape: torch.Size) -> Iterator[slice]:
     """Runs of planes small enough that temporaries stay in the cache."""
     n_classes, depth, height, width = shape
-    step = max(1, _CHUNK_VALUES // (n_classes * height * width))
+    step = max(1, chunk_voxels(n_classes) // (height * width))
     for start in range(0, depth, step):
         yield slice(start, start + step)
 

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from segcal.chunks import chunk_slices
 from segcal.errors import ParameterError
 from segcal.preserve import keep_decision
 from segcal.volumes import empty_volume
@@ -18,8 +19,13 @@ from segcal.volumes import empty_volume
 Preserves: TypeAlias = Literal["order", "argmax"] | None
 Array = TypeVar("Array", Tensor, NDArray[np.floating])
 
+
 VOXELS_PER_CHUNK = 1 << 17
-"""Voxels that are calibrated at once: a few megabytes at five classes, so temporaries stay in cache."""
+"""Voxels that are calibrated at once: a few megabytes at five classes, so temporaries stay in cache.
+
+Fixed and not from `segcal.chunks`: `cdc` gathers the voxels of an expert, and torch rounds the last bit of a logarithm
+by its place among them.
+"""
 
 
 class Calibrator(ABC):
@@ -146,8 +152,7 @@ def _in_chunks(voxelwise: Callable[[Tensor, Tensor], Tensor], logits: Tensor, de
     flat = logits.reshape(logits.shape[0], -1)
     winners = None if decision is None else decision.reshape(-1)
     out = empty_volume(flat.shape, flat.dtype, flat.device)
-    for begin in range(0, flat.shape[1], VOXELS_PER_CHUNK):
-        part = slice(begin, begin + VOXELS_PER_CHUNK)
+    for part in chunk_slices(flat.shape[1], VOXELS_PER_CHUNK):
         exact = at_least_float32(flat[:, part])
         out[:, part] = voxelwise(exact, exact.max(0).indices if winners is None else winners[part])
     return out.reshape(logits.shape)
