@@ -4,7 +4,7 @@ Everything runs in a process of its own: CPU seconds (user and system), wall sec
 of Python and imports included, in the floor as well. Data are made when missing (13 CPU seconds a case) and kept in
 the folder given, in $SEGCAL_BENCH_DATA, or in the folder for temporary files.
 
-    python benchmarks/brats.py [--quick] [--part fit apply evaluate] [--cases 5 10 20] [--data FOLDER]
+    python benchmarks/brats.py [--quick] [--part fit apply probabilities evaluate] [--cases 5 10 20] [--data FOLDER]
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from segcal.evaluation.study_settings import load_study_settings
 from segcal.types import Kind, Pooling
 
 METHODS = ("ts", "ets", "vs", "ms_c", "dc", "cdc", "cms_ap", "cms_op")
-PARTS = ("fit", "apply", "evaluate")
+PARTS = ("fit", "apply", "probabilities", "evaluate")
 SMALL: Shape = (31, 48, 48)
 """Cases of this shape are enough to have a calibrator of every kind."""
 
@@ -90,17 +90,34 @@ def measure_fit(bench: Bench) -> None:
 
 def measure_apply(bench: Bench) -> None:
     """float32 and float16 maps, against reading, pooling, packing and writing the same maps."""
-    manifest = bench.manifest(bench.n_few)
-    calibrator = fitted_calibrators(bench)["cms_ap(z)"]
     for dtype in ("float32", "float16"):
-        out = bench.scratch / f"apply_{dtype}"
-        cost = segcal("apply", calibrator, manifest, "--out", out, "--dtype", dtype, "--quiet")
-        floor = script("_floor.py", manifest, "--maps", out, "--out", bench.scratch / "apply_floor")
-        floor = floor.without(**floor.said())
-        bench.show(f"floor of apply {dtype}, {bench.n_few} cases", floor)
-        bench.show(f"apply cms_ap {dtype}, {bench.n_few} cases", cost, floor)
-        bench.keep(f"apply {dtype}", cost, floor, APPLY_TARGET)
-        shutil.rmtree(out)
+        apply_one(bench, fitted_calibrators(bench)["cms_ap(z)"], bench.manifest(bench.n_few), dtype, f"apply {dtype}")
+
+
+def apply_one(bench: Bench, calibrator: Path, manifest: Path, dtype: str, name: str) -> None:
+    """One apply run and the floor of the maps it wrote."""
+    out = bench.scratch / "apply"
+    cost = segcal("apply", calibrator, manifest, "--out", out, "--dtype", dtype, "--quiet")
+    floor = script("_floor.py", manifest, "--maps", out, "--out", bench.scratch / "apply_floor")
+    floor = floor.without(**floor.said())
+    bench.show(f"floor of {name}, {bench.n_few} cases", floor)
+    bench.show(f"{name} with {calibrator.stem}, {bench.n_few} cases", cost, floor)
+    bench.keep(name, cost, floor, APPLY_TARGET)
+    shutil.rmtree(out)
+
+
+def measure_probabilities(bench: Bench) -> None:
+    """float32 probabilities as nnU-Net writes them, pooled as `nnUNetv2_ensemble` does: fit, and apply of that fit."""
+    manifest, floor = bench.manifest(bench.n_few, "probabilities"), bench.floor(bench.n_few, "probabilities")
+    out = bench.scratch / "fit_probabilities"
+    options = ("--trials", bench.trials, "--pooling", "probabilities", "--method", *METHODS)
+    cost = script("_fit.py", manifest, out, *options)
+    said = cost.said()
+    note = f"reading {said['read_cpu_s']:.1f}, solving {said['solve_cpu_s']:.1f} CPU s"
+    bench.show(f"fit {len(METHODS)} methods, {bench.n_few} cases of probabilities", cost, floor, note)
+    bench.keep("fit probabilities", cost, floor, None)
+    bench.entries += [entry(f"brats/fit probabilities/{key[:-2]}", value, "s") for key, value in said.items()]
+    apply_one(bench, out / "cms_ap.safetensors", manifest, "float32", "apply probabilities float32")
 
 
 def measure_evaluate(bench: Bench) -> None:
@@ -141,6 +158,7 @@ def fitted_calibrators(bench: Bench) -> dict[str, Path]:
 STEPS: dict[str, Callable[[Bench], None]] = {
     "fit": measure_fit,
     "apply": measure_apply,
+    "probabilities": measure_probabilities,
     "evaluate": measure_evaluate,
 }
 
@@ -168,7 +186,9 @@ def main(arguments: Iterable[str] | None = None) -> None:
             trials=options.trials,
         )
         bench.manifest(max(*bench.cases, bench.n_few))  # data are made before anything is measured
-        print(f"{'x'.join(map(str, shape))}, 5 classes, 5 members, float16 logits")
+        if "probabilities" in options.part:
+            bench.manifest(bench.n_few, "probabilities")
+        print(f"{'x'.join(map(str, shape))}, 5 classes, 5 members, float16 logits unless said")
         print("| what | CPU s | wall s | peak MB | CPU / floor | wall / floor | note |\n|---|---|---|---|---|---|---|")
         for part in options.part:
             STEPS[part](bench)

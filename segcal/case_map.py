@@ -14,6 +14,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, cast
 
+from segcal.threads import allowed_threads
+
 Item = TypeVar("Item")
 Data = TypeVar("Data")
 Result = TypeVar("Result")
@@ -71,8 +73,11 @@ class ReadAhead(ABC, Generic[Item, Data, Result]):
 
 
 def in_process(work: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Outcome[Item, Result]]:
-    """The `CaseMap` of one process: a case after the other, with one being read ahead if the work says how."""
-    if isinstance(work, ReadAhead):
+    """The `CaseMap` of one process: a case after the other.
+
+    One is being read ahead if the work says how and there may be a second thread.
+    """
+    if isinstance(work, ReadAhead) and allowed_threads() > 1:
         with closing(_reading_ahead(work, iter(items))) as outcomes:
             yield from outcomes
         return

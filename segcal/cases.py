@@ -19,7 +19,7 @@ from segcal.io.images import read_grid
 from segcal.io.members import Member, member_fingerprint, read_member
 from segcal.manifest import Manifest, ManifestCase
 from segcal.pooling import Pool, Pooled, pooled_decision
-from segcal.threads import one_thread
+from segcal.threads import allowed_threads, one_thread
 from segcal.types import Box, Grid, Kind, Pooling
 
 __all__ = ["MEMBERS_IN_MEMORY", "CaseData", "Want", "load_case", "load_deployed", "load_poolings"]
@@ -166,16 +166,20 @@ def _chosen(case: ManifestCase, n_members: int | None) -> Sequence[str]:
 
 def _read_members(manifest: Manifest, case: ManifestCase, paths: Sequence[Path]) -> Generator[Member]:
     """Members in order, read ahead; a new one is started only after the consumer let go of the one before."""
+
+    def read(path: Path) -> Member:
+        return read_member(path, kind=manifest.kind, axes=manifest.axes, crop=case.crop)
+
+    if allowed_threads() == 1:
+        yield from map(read, paths)
+        return
     waiting = deque(paths)
     running: deque[Future[Member]] = deque()
     with ThreadPoolExecutor(MEMBERS_IN_MEMORY, thread_name_prefix="segcal-read") as executor:
         try:
             while waiting or running:
                 while waiting and len(running) < MEMBERS_IN_MEMORY:
-                    path = waiting.popleft()
-                    running.append(
-                        executor.submit(read_member, path, kind=manifest.kind, axes=manifest.axes, crop=case.crop)
-                    )
+                    running.append(executor.submit(read, waiting.popleft()))
                 # Popped inside the expression: a name would keep the member alive while the next one is decoded.
                 yield running.popleft().result()
         finally:

@@ -20,10 +20,12 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from segcal.checks.value_counts import n_equal
+from segcal.chunks import chunk_slices, chunk_voxels
 from segcal.errors import DataError, GeometryError
 from segcal.io.archive import AnyArray
 from segcal.io.members import Member
 from segcal.types import Box, Kind, Pooling
+from segcal.volumes import empty_volume
 
 RANGE_TOLERANCE = 1e-3
 """How far above 1 a stored probability may lie: rounding of scaled integers and half precision."""
@@ -36,8 +38,6 @@ SUM_TOLERANCE = 1e-2
 _SCALE_BITS = 116
 _SCALE = 2.0**_SCALE_BITS
 _ROOT_SCALE = 2.0 ** (_SCALE_BITS // 2)
-# Pieces of a few megabytes: their temporaries stay in cache, and threads that unpack members are rarely kept waiting.
-_CHUNK_VALUES = 2**20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +87,7 @@ class Pool:
             self._sum = self._empty(member)
         stored = torch.from_numpy(_inside(member.values, member.crop))
         floor = _Floor.of(member)
-        for block in _chunks(stored.shape, _CHUNK_VALUES):
+        for block in _chunks(stored.shape):
             part = stored[block].to(self._sum)
             _check_values(part, member, regions=self._regions)
             if self._n_members == 0 and member.kind == "logits":
@@ -112,7 +112,7 @@ class Pool:
         else:
             logits = torch.zeros(shape, dtype=torch.float32, device=self._device)
         target = logits if crop is None else logits[:, *(slice(low, high) for low, high in crop)]
-        for block in _chunks(target.shape, _CHUNK_VALUES):
+        for block in _chunks(target.shape):
             finished = self._finished(total[block])
             if logits is not total or self._pooling != "logits":  # otherwise it was divided where it stands
                 target[block] = finished.to(target)
@@ -124,7 +124,7 @@ class Pool:
         # Double precision files may hold what single precision cannot; Apple's MPS has no double precision.
         wide = member.values.dtype == np.float64
         device = torch.device("cpu") if wide and self._device.type == "mps" else self._device
-        return torch.empty((channels, *space), dtype=torch.float64 if wide else torch.float32, device=device)
+        return empty_volume((channels, *space), torch.float64 if wide else torch.float32, device)
 
     def _addend(self, part: Tensor, kind: Kind, floor: _Floor) -> Tensor:
         """What one member adds to the sum, (class, z, y, x); twice the channels (p, 1-p) for regions by probability."""
@@ -181,11 +181,10 @@ def pooled_decision(logits: Tensor, *, regions: bool) -> Tensor:
     if regions:
         return logits > 0
     flat = logits.reshape(logits.shape[0], -1)
-    decision = torch.empty(flat.shape[1], dtype=torch.int64, device=logits.device)
-    step = max(1, _CHUNK_VALUES // flat.shape[0])
-    for begin in range(0, flat.shape[1], step):
+    decision = empty_volume(flat.shape[1:], torch.int64, logits.device)
+    for part in chunk_slices(flat.shape[1], chunk_voxels(flat.shape[0])):
         # `max` also gives the first index on ties and is four times faster than `argmax` across channels.
-        decision[begin : begin + step] = flat[:, begin : begin + step].max(dim=0).indices
+        decision[part] = flat[:, part].max(dim=0).indices
     return decision.reshape(logits.shape[1:])
 
 
@@ -248,11 +247,12 @@ def _inside(values: AnyArray, crop: Box | None) -> AnyArray:
     return values if crop is None else values[:, *(slice(low, high) for low, high in crop)]
 
 
-def _chunks(shape: torch.Size | tuple[int, ...], n_values: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Blocks (class, z, y) of about `n_values` that cover the volume, in order."""
+def _chunks(shape: torch.Size | tuple[int, ...]) -> Iterator[tuple[slice, slice, slice]]:
+    """Blocks (class, z, y) of as many voxels as the budget allows that cover the volume, in order."""
     n_classes, depth, height, width = shape
-    planes = max(1, n_values // (n_classes * height * width))
-    rows = max(1, min(height, n_values // (n_classes * width)))
+    n_voxels = chunk_voxels(n_classes)
+    planes = max(1, n_voxels // (height * width))
+    rows = max(1, min(height, n_voxels // width))
     for z in range(0, depth, planes):
         for y in range(0, height, rows):
             yield slice(None), slice(z, z + planes), slice(y, y + rows)

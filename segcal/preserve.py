@@ -12,10 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from segcal.chunks import chunk_slices, chunk_voxels
+
 NEAR_TIE = 1e-6
 """A difference of two mean probabilities that their rounding in float32 can make or unmake."""
-
-_PIECE_VOXELS = 1 << 17
 
 
 def keep_decision(stored: Tensor, decision: Tensor) -> Tensor:
@@ -106,12 +106,12 @@ def _differing_on_cpu(flat: Tensor, wanted: Tensor) -> Tensor:
 def _differing(flat: Tensor, wanted: Tensor) -> Tensor:
     """Where the argmax of (C, n) is not the wanted class; in pieces, as indices of a whole volume are large."""
     found = []
-    for begin in range(0, wanted.shape[0], _PIECE_VOXELS):
-        values, chosen = flat[:, begin : begin + _PIECE_VOXELS], wanted[begin : begin + _PIECE_VOXELS]
+    for part in chunk_slices(wanted.shape[0], chunk_voxels(flat.shape[0])):
+        values, chosen = flat[:, part], wanted[part]
         open_to_doubt = _open_to_doubt(values, chosen)
         # torch documents the first index on ties; max is several times faster than argmax along a strided axis.
         wrong = values.index_select(1, open_to_doubt).max(0).indices != chosen[open_to_doubt]
-        found.append(open_to_doubt[wrong] + begin)
+        found.append(open_to_doubt[wrong] + part.start)
     return torch.cat(found) if found else wanted.new_empty(0)
 
 

@@ -7,8 +7,18 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from segcal.case_map import ReadAhead, in_process
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    """Nothing is read ahead with a single thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 def double(item: int) -> int:

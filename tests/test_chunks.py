@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+import torch
+
+from segcal.apply import apply_calibrator
 from segcal.chunks import CHUNK_BYTES, FEWEST_VOXELS, MOST_VOXELS, chunk_budget, chunk_slices, chunk_voxels
 from segcal.errors import ParameterError
+from segcal.fitting.run import fit_many
+from tests.fit_data import write_ensemble
 
 
 @pytest.mark.parametrize("n_classes", [2, 5, 20, 150])
@@ -42,3 +48,20 @@ def test_a_budget_of_nothing_is_refused() -> None:
 def test_every_voxel_is_in_one_chunk(n_voxels: int) -> None:
     parts = list(chunk_slices(n_voxels, 10))
     assert [k for part in parts for k in range(part.start, part.stop)] == list(range(n_voxels))
+
+
+BUDGETS = (1, 1 << 15, 1 << 18, 1 << 30)
+
+
+def test_no_byte_of_a_fit_or_of_a_map_depends_on_the_budget(tmp_path: Path) -> None:
+    manifest = write_ensemble(tmp_path, n_cases=3, shape=(5, 33, 47))
+    written = set()
+    for n_bytes in BUDGETS:
+        with chunk_budget(n_bytes):
+            fitted = fit_many(manifest, ["cdc"], pooling="probabilities", trials=2)["cdc"]
+            out = tmp_path / str(n_bytes)
+            apply_calibrator(fitted, manifest, out, device=torch.device("cpu"), dtype="float16")
+        maps = b"".join(path.read_bytes() for path in sorted(out.glob("*.n*")))
+        assert len(maps) > 1000
+        written.add((fitted.sha256, maps))
+    assert len(written) == 1

@@ -269,7 +269,7 @@ def test_the_size_of_the_chunks_changes_no_bit(monkeypatch: pytest.MonkeyPatch, 
             members = drawn(2, kind, np.float16, regions=False)
             usual = pooled(members, pooling).logits
             with monkeypatch.context() as patch:
-                patch.setattr("segcal.pooling._CHUNK_VALUES", chunk)
+                patch.setattr("segcal.pooling.chunk_voxels", lambda _: chunk)
                 other = pooled(members, pooling).logits
             assert torch.equal(usual, other)
 

@@ -135,6 +135,6 @@ def test_a_volume_larger_than_a_piece_is_kept_everywhere(monkeypatch: pytest.Mon
     stored = torch.rand(3, 4, 5, 7, generator=torch.Generator().manual_seed(0))
     decision = stored.argmin(0)
     whole = keep_decision(stored.clone(), decision)
-    monkeypatch.setattr("segcal.preserve._PIECE_VOXELS", 11)
+    monkeypatch.setattr("segcal.preserve.chunk_voxels", lambda _: 11)
     assert torch.equal(keep_decision(stored.clone(), decision), whole)
     assert torch.equal(whole.argmax(0), decision)

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from segcal.chunks import chunk_voxels
 from segcal.errors import UsageError
 from segcal.preserve import keep_decision, keep_region_decision
 
@@ -29,7 +30,8 @@ UINT16_STEPS = 65535
 _HALF_STEPS = UINT16_STEPS // 2
 """32767/65535 reads as at most one half, 32768/65535 as more."""
 
-_CHUNK_VALUES = 1 << 19
+_NO_TIE_ABOVE = 0.51
+"""A class with a larger probability than this is further above all others than float16 rounds."""
 
 _WHY_NOT: dict[tuple[str, str], str] = {
     ("nnunet", "uint16"): "nnU-Net would average the raw integers; use float32 or float16, or --format nifti",
@@ -61,11 +63,13 @@ def store_classes(probs: Tensor, decision: Tensor, dtype: StorageType) -> NDArra
     """
     if dtype == "float32":
         return _to_numpy(probs)  # nothing is rounded
-    round_part = _steps_summing_to_one if dtype == "uint16" else _half_precision
     stored = np.empty(probs.shape, dtype=dtype)
     for planes in _chunks(probs.shape):
-        wanted = decision[planes]
-        stored[:, planes] = _to_numpy(keep_decision(round_part(probs[:, planes], wanted), wanted))
+        part, wanted = probs[:, planes], decision[planes]
+        if dtype == "float16":
+            _store_half(part, wanted, torch.from_numpy(stored[:, planes]).to("cpu"))
+        else:
+            stored[:, planes] = _to_numpy(keep_decision(_steps_summing_to_one(part, wanted), wanted))
     return stored
 
 
@@ -85,8 +89,13 @@ def store_regions(probs: Tensor, decision: Tensor, dtype: StorageType) -> NDArra
     return _to_numpy(keep_region_decision(steps, decision, half=_HALF_STEPS)).astype(np.uint16)
 
 
-def _half_precision(probs: Tensor, _: Tensor) -> Tensor:
-    return probs.to(torch.float16)
+def _store_half(probs: Tensor, decision: Tensor, target: Tensor) -> None:
+    """Round (C, ...) probabilities into `target`, float16 on the host."""
+    target.copy_(probs)
+    # Rounding keeps the order, so only a tie can unmake the decision, and two classes that tie have half of all each.
+    doubtful = probs.amax(0) < _NO_TIE_ABOVE
+    if bool(doubtful.any()):
+        target[:, doubtful.cpu()] = keep_decision(probs[:, doubtful].to(torch.float16), decision[doubtful]).cpu()
 
 
 def _steps_summing_to_one(probs: Tensor, decision: Tensor) -> Tensor:
@@ -114,7 +123,7 @@ def _steps_summing_to_one(probs: Tensor, decision: Tensor) -> Tensor:
 def _chunks(shape: torch.Size) -> Iterator[slice]:
     """Runs of planes small enough that temporaries stay in the cache."""
     n_classes, depth, height, width = shape
-    step = max(1, _CHUNK_VALUES // (n_classes * height * width))
+    step = max(1, chunk_voxels(n_classes) // (height * width))
     for start in range(0, depth, step):
         yield slice(start, start + step)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from segcal.chunks import chunk_slices, chunk_voxels
 from segcal.errors import ParameterError
 from segcal.preserve import keep_decision
+from segcal.volumes import empty_volume
 
 Preserves: TypeAlias = Literal["order", "argmax"] | None
 Array = TypeVar("Array", Tensor, NDArray[np.floating])
@@ -142,7 +143,7 @@ def _in_chunks(voxelwise: Callable[[Tensor, Tensor], Tensor], logits: Tensor, de
     """A map of (C, n) voxels over a volume, as many at a time as `segcal.chunks` allows."""
     flat = logits.reshape(logits.shape[0], -1)
     winners = None if decision is None else decision.reshape(-1)
-    out = torch.empty_like(flat)
+    out = empty_volume(flat.shape, flat.dtype, flat.device)
     for part in chunk_slices(flat.shape[1], chunk_voxels(flat.shape[0])):
         exact = at_least_float32(flat[:, part])
         out[:, part] = voxelwise(exact, exact.max(0).indices if winners is None else winners[part])

@@ -15,6 +15,7 @@ from segcal.cases import CaseData
 from segcal.checks.orientation import Mask, Orientation, fitting_orientations, orientation_dice
 from segcal.checks.turned import CLEAR_GAIN
 from segcal.checks.values import FILL_SHARE
+from segcal.types import IGNORED
 
 _GOOD_DICE = 0.7
 """From here on the volume is taken to lie as it should; turned the wrong way round it does not get there."""
@@ -92,25 +93,32 @@ def _better_orientation(case: CaseData) -> str | None:
 
 def _mean_dice(case: CaseData) -> float:
     """Of a part of the voxels, over the channels seen there; 1 when there is none."""
-    scores = []
-    for predicted, true in _foreground(case, _STRIDE):
-        n_both = int(predicted.sum()) + int(true.sum())
-        if n_both:
-            scores.append(2 * int((predicted & true).sum()) / n_both)
+    scores = [2 * both / either for both, either in _overlaps(case) if either]
     return sum(scores) / len(scores) if scores else 1.0
 
 
-def _foreground(case: CaseData, stride: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-    """Predicted and true mask of each channel but the background; flat when only a part is asked for."""
-
-    def taken(values: Tensor) -> Tensor:
-        return values if stride == 1 else values.reshape(-1)[::stride]
-
+def _overlaps(case: CaseData) -> Iterator[tuple[int, int]]:
+    """By channel but the background, in a part of the voxels: how many are predicted and true, and the sum of both."""
     if case.region_labels is not None:
-        for channel, true in enumerate(case.region_labels):
-            yield taken(case.decision[channel]), taken(true)
+        for decided, belongs in zip(case.decision, case.region_labels, strict=True):
+            predicted, true = (mask.reshape(-1)[::_STRIDE] for mask in (decided, belongs))
+            yield int((predicted & true).sum()), int(predicted.sum()) + int(true.sum())
         return
     assert case.labels is not None
-    decision, labels = taken(case.decision), taken(case.labels)
+    n_classes = case.logits.shape[0]
+    decision, labels = (values.reshape(-1)[::_STRIDE] for values in (case.decision, case.labels))
+    # One table instead of four masks a class; ignored voxels are true of a class that is left out.
+    seen = torch.where(labels == IGNORED, n_classes, labels).add_(decision * (n_classes + 1))
+    table = torch.bincount(seen, minlength=n_classes * (n_classes + 1)).reshape(n_classes, n_classes + 1).tolist()
+    for k in range(1, n_classes):
+        yield table[k][k], sum(table[k]) + sum(row[k] for row in table)
+
+
+def _foreground(case: CaseData) -> Iterator[tuple[Tensor, Tensor]]:
+    """Predicted and true mask of each channel but the background."""
+    if case.region_labels is not None:
+        yield from zip(case.decision, case.region_labels, strict=True)
+        return
+    assert case.labels is not None
     for k in range(1, case.logits.shape[0]):
-        yield torch.eq(decision, k), torch.eq(labels, k)
+        yield torch.eq(case.decision, k), torch.eq(case.labels, k)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from segcal.checks.tell_tales import TellTales
 from segcal.fitting.condense import RowReservoir
 from segcal.fitting.patches import PatchReservoir
 from segcal.fitting.rows import BLOCK_ROWS, Rows
+from segcal.fitting.voxel_pass import PassSums
 from segcal.manifest import Manifest
 from segcal.metrics.energy import FreeEnergy, mean_confidence
 from segcal.regions import binary_logits
@@ -84,18 +85,17 @@ class SampleWork(ReadAhead[CaseToSample, CaseData, CaseSample]):
         n_classes = 2 if manifest.has_regions else manifest.n_classes
         rows = tuple(RowReservoir(n_classes, sizes.seed, sizes.rows, floors) for floors in item.row_floors)
         patches = tuple(PatchReservoir(sizes.seed, sizes.patches, floor=floor) for floor in item.patch_floors)
-        label_counts, n_counted = [0] * manifest.n_classes, 0
+        label_counts, n_counted, sums = [0] * manifest.n_classes, 0, list[PassSums]()
         for channel, part in enumerate(labelled_voxels(case)):
             if rows:
-                rows[channel].add(case.case_id, part.logits, part.labels, part.decision, part.voxels)
+                sums.append(rows[channel].add(case.case_id, part.logits, part.labels, part.decision, part.voxels))
             _count_labels(label_counts, channel, part, regions=manifest.has_regions)
             n_counted += part.labels.numel()
         for channel, reservoir in enumerate(patches):
             reservoir.add(case.case_id, *_labelled_volume(case, channel))
-        energy, noticed = FreeEnergy(), TellTales()
-        energy.update(case.case_id, case.logits, inside=case.inside)
+        energy, confidence = _statistics(case, sums, regions=manifest.has_regions)
+        noticed = TellTales()
         noticed.look(case)
-        confidence = mean_confidence(case.logits, regions=manifest.has_regions, inside=case.inside)
         return CaseSample(rows, patches, energy, confidence, case.n_floored, tuple(label_counts), n_counted, noticed)
 
 
@@ -106,7 +106,7 @@ class LabelledVoxels:
     logits: Tensor  # (C, n) float32
     labels: Tensor  # (n,) int64
     decision: Tensor  # (n,) int64
-    voxels: Tensor  # (n,) int64, position in the volume
+    voxels: Tensor | None  # (n,) int64, position in the volume; None for all of it
 
     def rows(self) -> Iterator[Rows]:
         """Unweighted rows in fixed blocks."""
@@ -120,17 +120,14 @@ class LabelledVoxels:
 
 def labelled_voxels(case: CaseData) -> Iterator[LabelledVoxels]:
     """The voxels a fit may use, channel by channel (one channel unless the model has regions)."""
-    counted = _counted(case)
-    voxels = torch.arange(counted.numel(), device=case.logits.device)
-    chosen = None if bool(counted.all()) else counted.reshape(-1).nonzero().squeeze(1)
-    if chosen is not None:
-        voxels = voxels[chosen]
+    everything = case.valid is None and case.inside is None
+    chosen = None if everything else _counted(case).reshape(-1).nonzero().squeeze(1)
     for channel in range(1 if case.region_labels is None else case.region_labels.shape[0]):
         logits, labels, decision = _channel(case, channel)
         flat = logits.reshape(logits.shape[0], -1), labels.reshape(-1), decision.reshape(-1)
         if chosen is not None:
             flat = flat[0][:, chosen], flat[1][chosen], flat[2][chosen]
-        yield LabelledVoxels(*flat, voxels)
+        yield LabelledVoxels(*flat, chosen)
 
 
 def _channel(case: CaseData, channel: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -156,6 +153,16 @@ def _labelled_volume(case: CaseData, channel: int) -> tuple[Tensor, Tensor]:
     logits, labels, _ = _channel(case, channel)
     box = (slice(None),) * 3 if case.crop is None else tuple(slice(low, high) for low, high in case.crop)
     return logits[:, *box], labels.masked_fill(~_counted(case), IGNORED)[box]
+
+
+def _statistics(case: CaseData, sums: Sequence[PassSums], *, regions: bool) -> tuple[FreeEnergy, float]:
+    """Free energy and mean confidence of all voxels the network predicted."""
+    if sums and not regions and case.valid is None:  # then these are the voxels that count for the fit
+        n_voxels = max(sums[0].energy.count, 1)
+        return FreeEnergy({case.case_id: sums[0].energy}), sums[0].confidence / n_voxels
+    energy = FreeEnergy()
+    energy.update(case.case_id, case.logits, inside=case.inside)
+    return energy, mean_confidence(case.logits, regions=regions, inside=case.inside)
 
 
 def _count_labels(totals: list[int], channel: int, part: LabelledVoxels, *, regions: bool) -> None:

@@ -15,15 +15,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from segcal.fitting.hashing import voxel_uniforms
-from segcal.fitting.rows import CONTROL_TEMPERATURES, Rows
+from segcal.fitting.rows import Rows
+from segcal.fitting.voxel_pass import Noted, PassSums, VoxelPass, voxel_pass
 
 DEFAULT_ROWS = 120_000
 """Size of the whole sample, shared by the predicted classes; docs/adr/0002 has the measurements."""
 MIN_ROWS_PER_CLASS = 4_000
-SCORE_FLOOR = 2e-3
-"""Lowest score: bounds the weight of a certain voxel at a few hundred times that of a doubtful one."""
 BLOCK_VOXELS = 1 << 16
+"""Voxels between two looks at the thresholds. torch's sums are rounded block by block, so it is fixed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +78,9 @@ class RowReservoir:
                 lowest[expert] = max(lowest[expert], float(kept.priority.min()))
         return tuple(lowest)
 
-    def add(self, case_id: str, logits: Tensor, labels: Tensor, decision: Tensor, voxels: Tensor) -> None:
+    def add(
+        self, case_id: str, logits: Tensor, labels: Tensor, decision: Tensor, voxels: Tensor | None = None
+    ) -> PassSums:
         """Offer the voxels of one case.
 
         Args:
@@ -87,17 +88,23 @@ class RowReservoir:
             logits: (C, n) float32, pooled.
             labels: (n,) int64 in [0, C).
             decision: (n,) int64.
-            voxels: (n,) int64, position of each in its volume: with the case, its identity.
+            voxels: (n,) int64, position of each in its volume: with the case, its identity; None for 0 to n - 1.
+
+        Returns:
+            Sums over all these voxels, which fall out of the same exponentials.
         """
         if case_id in self._control:
             raise ValueError(f"case {case_id} was added twice")
         self._cases.append(case_id)
-        self._control[case_id] = [0.0] * len(CONTROL_TEMPERATURES)
+        work = voxel_pass(self.seed, case_id, logits, labels, decision, voxels)
         for begin in range(0, labels.shape[0], BLOCK_VOXELS):
-            part = slice(begin, begin + BLOCK_VOXELS)
-            self._add_block(case_id, logits[:, part], labels[part], decision[part], voxels[part])
+            self._take(work.block(begin, min(begin + BLOCK_VOXELS, labels.shape[0]), self.thresholds()), work)
         for expert in self._kept:
             self._compact(expert)
+        sums = work.sums()
+        self._control[case_id] = list(sums.control)
+        self._counts = [a + b for a, b in zip(self._counts, sums.counts, strict=True)]
+        return sums
 
     def merge(self, other: RowReservoir) -> None:
         """Take in what another worker collected from other cases."""
@@ -134,32 +141,23 @@ class RowReservoir:
             tuple(sum(total) / max(sum(self._counts), 1) for total in totals),
         )
 
-    def _add_block(self, case_id: str, logits: Tensor, labels: Tensor, decision: Tensor, voxels: Tensor) -> None:
-        log_p = logits
-        for k, temperature in enumerate(CONTROL_TEMPERATURES):
-            log_p = torch.log_softmax(logits / temperature, 0)
-            self._control[case_id][k] -= float(log_p.gather(0, labels.unsqueeze(0)).sum(dtype=torch.float64))
-        score = _scores(log_p, labels)
-        priority = score / voxel_uniforms(self.seed, case_id, voxels)
-        threshold = torch.tensor(self.thresholds(), dtype=torch.float64, device=logits.device)
-        promising = (priority > threshold[decision]).nonzero().squeeze(1)
-        deciders = decision[promising]
-        for expert, count in enumerate(torch.bincount(decision, minlength=self.n_classes).tolist()):
-            self._counts[expert] += count
-            if not count:
-                continue
-            chosen = promising[deciders == expert]
-            best = torch.topk(priority[chosen], min(len(chosen), self.rows_per_class + 1), sorted=False).indices
-            chosen = chosen[best]
+    def _take(self, noted: Noted, work: VoxelPass) -> None:
+        """Keep the best of the voxels that a block has noted."""
+        deciders = work.decision[noted.where]
+        for expert in deciders.unique().tolist():
+            of_expert = (deciders == expert).nonzero().squeeze(1)
+            n_best = min(len(of_expert), self.rows_per_class + 1)
+            best = of_expert[torch.topk(noted.priority[of_expert], n_best, sorted=False).indices]
+            chosen = noted.where[best]
             self._push(
                 expert,
                 _Kept(
-                    priority[chosen].cpu(),
-                    score[chosen].cpu(),
-                    logits[:, chosen].T.float().cpu(),
-                    labels[chosen].cpu(),
+                    noted.priority[best].cpu(),
+                    noted.score[best].cpu(),
+                    work.logits[:, chosen].T.float().cpu(),
+                    work.labels[chosen].cpu(),
                     torch.full((len(chosen),), len(self._cases) - 1, dtype=torch.int64, device="cpu"),
-                    voxels[chosen].cpu(),
+                    (chosen if work.voxels is None else work.voxels[chosen]).cpu(),
                 ),
             )
 
@@ -183,21 +181,6 @@ class RowReservoir:
         threshold = kept.priority[best[-1]]
         sampled = kept.take(best[:-1])
         return sampled, (threshold / sampled.score).clamp(min=1.0)
-
-
-def _scores(log_p: Tensor, labels: Tensor) -> Tensor:
-    """(n,) float64: how far the tempered softmax is from the label, a stand-in for the length of the voxel's gradient.
-
-    The label makes the score: a confidently wrong voxel matters most, and a score of the confidence alone
-    would thin it out with its confidently right neighbours. Tempered because networks are over-confident.
-
-    Args:
-        log_p: (C, n) log softmax(z / T) at the last of the control temperatures, T = 2; not kept.
-        labels: (n,) int64.
-    """
-    apart = log_p.exp_()
-    apart.scatter_add_(0, labels.unsqueeze(0), torch.full_like(apart[:1], -1.0))
-    return apart.square_().sum(0).sqrt_().to(torch.float64) + SCORE_FLOOR
 
 
 def _ranks(names: list[str]) -> list[int]:

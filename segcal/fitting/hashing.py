@@ -25,12 +25,17 @@ def voxel_uniforms(seed: int, case_id: str, indices: Tensor) -> Tensor:
     Returns:
         (n,) float64 on the CPU or wherever `indices` are, in steps of 2^-53 and never 0 or 1.
     """
-    digest = hashlib.blake2b(f"{seed}/{case_id}".encode(), digest_size=8).digest()
-    state = (indices * _signed(_GOLDEN)).add_(_signed(int.from_bytes(digest, "little")))
+    state = (indices * _signed(_GOLDEN)).add_(_signed(stream_of(seed, case_id)))
     state.bitwise_xor_(_shift_right(state, 30)).mul_(_signed(_MIX_1))
     state.bitwise_xor_(_shift_right(state, 27)).mul_(_signed(_MIX_2))
     state.bitwise_xor_(_shift_right(state, 31))
     return _shift_right(state, 11).to(torch.float64).add_(0.5).mul_(2.0**-53)
+
+
+def stream_of(seed: int, case_id: str) -> int:
+    """Where the stream of a case begins, from 0 to 2^64 - 1; `segcal.compiled.scores` goes on from it too."""
+    digest = hashlib.blake2b(f"{seed}/{case_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 def _signed(value: int) -> int:

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from segcal.calibrators import CALIBRATORS, Calibrator
 from segcal.calibrators.temperature import TemperatureScaling
+from segcal.compiled.scores import PIECE
 from segcal.fitting import condense
 from segcal.fitting.condense import RowReservoir
 from segcal.fitting.likelihood import Likelihood, mean_nll
-from segcal.fitting.rows import Rows
+from segcal.fitting.rows import CONTROL_TEMPERATURES, Rows
 from tests.conformance.drawn import draw_calibrator
 from tests.fitting.drawn import imbalanced_rows
 
@@ -109,9 +110,16 @@ def test_blocks_change_no_row(cases: dict[str, Rows], monkeypatch: pytest.Monkey
     found = condensed(cases)
     assert torch.equal(found.logits, expected.logits)
     assert torch.equal(found.labels, expected.labels)
-    # torch computes the last few columns of a block by other instructions, so only the block size fixes every bit.
-    torch.testing.assert_close(found.weights, expected.weights, rtol=1e-6, atol=0)
-    assert found.control_nll == pytest.approx(expected.control_nll, rel=1e-8)
+    assert torch.equal(found.weights, expected.weights)
+    assert found.control_nll == pytest.approx(expected.control_nll, rel=1e-13)
+
+
+def test_blocks_of_whole_pieces_change_no_bit_of_the_sums_either(
+    cases: dict[str, Rows], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = condensed(cases)
+    monkeypatch.setattr(condense, "BLOCK_VOXELS", 3 * PIECE)
+    assert same_bits(condensed(cases), expected)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 2, 3])
@@ -192,8 +200,8 @@ def test_control_losses_are_exact(cases: dict[str, Rows]) -> None:
     logits, labels, decision = together(cases)
     rows = condensed(cases)
     assert rows.control_nll is not None
-    expected = [true_nll(TemperatureScaling(t), logits, labels, decision) for t in condense.CONTROL_TEMPERATURES]
-    assert rows.control_nll == pytest.approx(expected, rel=1e-6)  # summed from float32 losses
+    expected = [true_nll(TemperatureScaling(t), logits, labels, decision) for t in CONTROL_TEMPERATURES]
+    assert rows.control_nll == pytest.approx(expected, rel=1e-13)
 
 
 @pytest.mark.parametrize("name", ["ts", "ets", "ms_c", "cms_op"])
