@@ -28,6 +28,9 @@ EDGE = [
     "fastapi",
     "starlette",
     "uvicorn",
+    "sqlalchemy",
+    "psycopg",
+    "prometheus_client",
     "typer",
     "rich",
 ]

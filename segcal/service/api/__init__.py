@@ -1,0 +1,1 @@
+"""REST under /v1 and who may do what."""

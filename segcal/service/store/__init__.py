@@ -1,0 +1,1 @@
+"""What is durable: jobs, cases, calibrators, tokens, outputs that were seen."""
