@@ -22,8 +22,8 @@ class Roots:
         """The real path behind `path`, which must be absolute and lie below a root.
 
         Raises:
-            RefusedPathError: relative, with a NUL, or outside of every root once `..` and links are resolved. The message
-                is the same whether the file exists or not.
+            RefusedPathError: relative, with a NUL, or outside of every root once `..` and links are resolved. The
+                message is the same whether the file exists or not.
         """
         text = str(path)
         if "\0" in text or not Path(text).is_absolute():
