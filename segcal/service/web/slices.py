@@ -112,7 +112,9 @@ class _Painter:
         shown = self._slice(volume, towards)
         if layer.kind == "labels":
             labels = _enlarged(shown, towards.aspect, self.style.size)
-            return _with_classes(DIMMED * below, labels, max(len(self.view.classes) - 1, int(shown.max(initial=0))))
+            return _with_classes(
+                np.float32(DIMMED) * below, labels, max(len(self.view.classes) - 1, int(shown.max(initial=0)))
+            )
         shares = _enlarged(volume.values(shown), towards.aspect, self.style.size)
         return self._with_shares(below, shares, layer)
 
