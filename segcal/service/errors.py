@@ -21,6 +21,10 @@ class QueueFullError(ServiceError):
     """As many jobs are waiting as are allowed to."""
 
 
+class KeyReusedError(ServiceError, ValueError):
+    """An idempotency key came again with another request."""
+
+
 class IntakePausedError(ServiceError):
     """Nothing new is taken in for now: the disk is nearly full."""
 

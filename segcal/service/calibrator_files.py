@@ -1,0 +1,44 @@
+"""Calibrator files in the data folder: checked by the reader, kept under their hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from segcal.fitted import load_calibrator
+from segcal.io.atomic import atomic_write
+from segcal.service.files import ServiceFiles
+from segcal.service.model import CalibratorRecord
+from segcal.service.store import Store
+
+
+def import_calibrator(path: Path, name: str, files: ServiceFiles, store: Store) -> CalibratorRecord:
+    """Check a calibrator file, keep a copy of it and make it known; what is known already stays as it was.
+
+    Raises:
+        FileFormatError, MissingFileError: as `load_calibrator`.
+    """
+    record = keep_calibrator(path, name, files, created=store.now())
+    store.calibrators.add(record)
+    return store.calibrators.get(record.sha256)
+
+
+def keep_calibrator(path: Path, name: str, files: ServiceFiles, *, created: float) -> CalibratorRecord:
+    """Check a calibrator file and copy it under its hash, whole or not at all; the store is not told yet."""
+    info = load_calibrator(path).info
+    content = path.read_bytes()
+    sha256 = hashlib.sha256(content).hexdigest()
+    with atomic_write(files.calibrator(sha256)) as temporary:
+        temporary.write_bytes(content)
+    return CalibratorRecord(
+        sha256=sha256,
+        name=name,
+        method=info.method,
+        pooling=info.pooling,
+        kind=info.kind,
+        classes=info.classes,
+        created=created,
+        retired=None,
+        info=json.loads(info.to_json()),
+    )
