@@ -84,7 +84,7 @@ def measure_case(
     del found
     first = pooled[wanted[0]]
     deployed = load_deployed(manifest, case, device=device, shape=_space(first.logits))
-    frame = _frame(manifest, first, deployed, settings, count_outside=count_outside)
+    frame = case_frame(manifest, first, deployed, settings, count_outside=count_outside)
     outside_share = 0.0 if first.inside is None else float((~first.inside).double().mean())
     noticed = TellTales()
     noticed.look(first)
@@ -120,9 +120,10 @@ def measure_case(
     )
 
 
-def _frame(
-    manifest: Manifest, data: CaseData, deployed: Tensor | None, settings: MetricSettings, *, count_outside: bool
+def case_frame(
+    manifest: Manifest, data: CaseData, deployed: Tensor | None, settings: MetricSettings, *, count_outside: bool = True
 ) -> CaseFrame | RegionFrame:
+    """A labelled case as every pipeline is measured on it; see `measure_case`."""
     ignored = None if data.valid is None else ~data.valid
     if not count_outside and data.inside is not None:
         ignored = ~data.inside if ignored is None else ignored | ~data.inside
