@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,9 @@ class Limits:
         attempts: a job whose worker died this often is given up.
         lease_seconds: a job whose worker was not heard of for so long is taken up again.
         event_streams: server-sent event streams open at once.
+        uploads: uploads received at once.
+        idle_seconds: a request of which nothing arrives for so long is given up.
+        body_bytes: size of a request that is no upload.
     """
 
     queued_jobs: int = 10_000
@@ -34,6 +38,9 @@ class Limits:
     attempts: int = 3
     lease_seconds: float = 60.0
     event_streams: int = 64
+    uploads: int = 8
+    idle_seconds: float = 30.0
+    body_bytes: int = 4 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +91,18 @@ class ServiceSettings:
     def url(self) -> str:
         """Address of the store."""
         return self.store_url or f"sqlite:///{self.data.absolute() / 'segcal.db'}"
+
+    @property
+    def tokens_required(self) -> bool:
+        """Whether every request needs a token: as soon as others than users of this machine can reach the server."""
+        return self.require_tokens or bool(self.host_names) or not is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, without port and brackets, is this machine and nothing else."""
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,63 @@
+"""By which names the server is reached, and whether a request comes from a page of its own.
+
+A page of a foreign site can make a browser send requests to this machine, also under a name that its owner points here
+(DNS rebinding). The Host header gives such a name away; Origin and Sec-Fetch-Site, which scripts cannot set, tell the
+page that a request comes from.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+
+from segcal.service.settings import ServiceSettings, is_loopback
+
+_HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9._-]{1,253}))(?::[0-9]{1,5})?")
+_WILDCARDS = frozenset({"", "0.0.0.0", "::"})
+_PROXIED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")
+
+
+def host_name(header: str) -> str | None:
+    """The name in a Host header, without port and brackets, in lower case; None when it is no such header."""
+    match = _HOST.fullmatch(header)
+    if match is None:
+        return None
+    return (match["six"] or match["name"]).lower().rstrip(".")
+
+
+def known_host(headers: Headers, settings: ServiceSettings) -> bool:
+    """Whether the one Host header names this server: this machine, the address it listens on, a configured name."""
+    given = headers.getlist("host")
+    name = host_name(given[0]) if len(given) == 1 else None
+    if name is None:
+        return False
+    own = {each.lower().rstrip(".") for each in (settings.host, *settings.host_names)} - _WILDCARDS
+    return is_loopback(name) or name in own
+
+
+def from_other_site(headers: Headers) -> bool:
+    """Whether a browser says that a page of another site sends the request."""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None and site not in ("same-origin", "none"):
+        return True
+    return origin is not None and _place(origin) != headers.get("host", "").lower()
+
+
+def says_own_site(headers: Headers) -> bool:
+    """Whether a browser says that the request comes from a page of this server."""
+    said = headers.get("sec-fetch-site") is not None or headers.get("origin") is not None
+    return said and not from_other_site(headers)
+
+
+def came_through_proxy(headers: Headers) -> bool:
+    """Whether something in between says that it passed the request on for somebody else."""
+    return any(name in headers for name in _PROXIED)
+
+
+def _place(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc.lower() or None
+    except ValueError:
+        return None

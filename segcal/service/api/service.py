@@ -1,0 +1,81 @@
+"""All of `segcal serve`: the store, the workers, the watched folders and the web server, started and ended in order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from segcal.service.api.app import create_app
+from segcal.service.api.server import address_of, listen, run_app
+from segcal.service.calibrator_files import import_calibrator
+from segcal.service.files import ServiceFiles
+from segcal.service.settings import ServiceSettings
+from segcal.service.store import Store, open_store
+
+_WATCHERS_END_S = 10.0
+
+
+def run_service(
+    settings: ServiceSettings, n_workers: int, calibrator: Path | None, started: Callable[[str], None]
+) -> None:
+    """Run until SIGTERM or SIGINT.
+
+    Args:
+        n_workers: worker processes of this server.
+        calibrator: file of the calibrator that watched outputs get.
+        started: called with the address as soon as requests are answered.
+    """
+    settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Before anything is started: a port in use is the most frequent mistake.
+    with listen(settings.host, settings.port) as listening:
+        store = open_store(settings.url)
+        try:
+            if calibrator is not None:
+                import_calibrator(calibrator, calibrator.stem, ServiceFiles(settings.data), store)
+            app = create_app(settings, store)
+            address = address_of(listening, settings.host)
+            with _local_workers(settings, n_workers), _watchers(settings, store):
+                run_app(app, listening, lambda: started(address))
+        finally:
+            store.close()
+
+
+@contextmanager
+def _local_workers(settings: ServiceSettings, n_workers: int) -> Iterator[None]:
+    if n_workers == 0:
+        yield
+        return
+    from segcal.service.supervise import LocalWorkers
+
+    workers = LocalWorkers(settings, n_workers)
+    workers.start()
+    try:
+        yield
+    finally:
+        workers.stop()
+
+
+@contextmanager
+def _watchers(settings: ServiceSettings, store: Store) -> Iterator[None]:
+    if not settings.watch:
+        yield
+        return
+    from segcal.service.watch import Watcher
+
+    stop = threading.Event()
+    threads = [
+        threading.Thread(
+            target=Watcher(each, store, queue_limit=settings.limits.queued_jobs).run, args=(stop,), daemon=True
+        )
+        for each in settings.watch
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(_WATCHERS_END_S)
