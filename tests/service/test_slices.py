@@ -135,6 +135,20 @@ def test_classes_are_filled_and_outlined_in_the_colours_of_the_report(tmp_path: 
     np.testing.assert_allclose(picture[0, 0], below, atol=1)
 
 
+def test_without_geometry_a_slice_is_shown_as_the_array_lies(tmp_path: Path) -> None:
+    """The identity that stands in the file then is no orientation, though it reads like RAS."""
+    image = write_view(tmp_path, affine_of("RAS"), geometry=False)["image"]
+    shown = one_per_voxel(pixels(draw_slice(tmp_path, "image", "z", 2)), 5, 6)[:, :, 0]
+    np.testing.assert_array_equal(shown, np.rint(255 * (image[2].astype(np.float32) / np.float32(119))))
+
+
+def test_what_a_true_label_leaves_out_is_grey(tmp_path: Path) -> None:
+    labels = np.full((1, 8, 8), 3, dtype=np.uint8)
+    write_view(tmp_path, affine_of("LPS"), layers={"segmentation": labels})
+    red, green, blue = pixels(draw_slice(tmp_path, "segmentation", "z", 0))[40, 40]
+    assert red == green == blue > 0.75 * 0.2 * 255
+
+
 def test_without_an_image_layers_stand_on_dark_grey(tmp_path: Path) -> None:
     write_view(tmp_path, affine_of("LPS"), without=("image",))
     seen = pixels(draw_slice(tmp_path, "p1", "z", 1, SliceStyle(threshold=1.0)))

@@ -58,6 +58,7 @@ def write_view(
     *,
     shape: tuple[int, int, int] = SHAPE,
     without: tuple[str, ...] = (),
+    geometry: bool = True,
     layers: dict[str, NDArray[np.generic]] | None = None,
 ) -> dict[str, NDArray[np.generic]]:
     """Layers and their description as a job writes them; gives back the volumes (z, y, x)."""
@@ -77,6 +78,9 @@ def write_view(
         "shape": list(first.shape),
         "spacing": [1.0, 1.0, 1.0],
         "classes": ["background", "anterior", "posterior"],
+        "labels": ["background", "anterior", "posterior"],
+        "ignored": 3,
+        "geometry": geometry,
         "layers": described,
         "middle": [size // 2 for size in first.shape],
     }

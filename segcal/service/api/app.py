@@ -21,6 +21,7 @@ from segcal.service.api.problems import handle_problems
 from segcal.service.api.uploads import remove_stale
 from segcal.service.settings import ServiceSettings
 from segcal.service.store import Store
+from segcal.service.web.render import login_page
 from segcal.service.web.router import router as pages
 
 THREADS = 16
@@ -66,6 +67,7 @@ def create_app(settings: ServiceSettings, store: Store) -> FastAPI:
         ],
     )
     app.state.context = context
+    app.state.login_page = login_page
     handle_problems(app)
     for module in (status_routes, calibrators_routes, jobs_routes, cases_routes, login_routes):
         app.include_router(module.router)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,10 +21,10 @@ from PIL import Image
 from segcal.errors import ParameterError
 from segcal.io.archive import AnyArray
 from segcal.report.orientation import SliceView
-from segcal.report.palette import CONFIDENCE_MAP, class_colours
+from segcal.report.palette import CONFIDENCE_MAP, FAINT, class_colours
 from segcal.service.errors import UnknownError
 from segcal.service.web.layers import LayerCache, Volume
-from segcal.service.web.view import AXES, Axis, Layer, View, read_view, slice_orientation
+from segcal.service.web.view import AXES, Axis, Layer, View, read_view
 
 PICTURE_PIXELS = 560
 """Longer side of a picture, unless asked otherwise; slices with more voxels are shown voxel by voxel."""
@@ -105,16 +106,14 @@ class _Painter:
         """(row, column, 3) in 0 to 1, enlarged to the size that was asked for."""
         volume = self._volume(layer)
         # The orientation of the layer's own file: all files of a view share one grid.
-        towards = slice_orientation(volume.affine, self.axis)
+        towards = self.view.orientation(volume.affine, self.axis)
         below = _enlarged(self._background(towards), towards.aspect, self.style.size)
         if layer.kind == "image":
             return below
         shown = self._slice(volume, towards)
         if layer.kind == "labels":
             labels = _enlarged(shown, towards.aspect, self.style.size)
-            return _with_classes(
-                np.float32(DIMMED) * below, labels, max(len(self.view.classes) - 1, int(shown.max(initial=0)))
-            )
+            return _with_classes(np.float32(DIMMED) * below, labels, label_colours(self.view))
         shares = _enlarged(volume.values(shown), towards.aspect, self.style.size)
         return self._with_shares(below, shares, layer)
 
@@ -156,11 +155,17 @@ def share_colours() -> Colours:
     return np.asarray(colormaps[CONFIDENCE_MAP](np.arange(256))[:, :3], dtype=np.float32)
 
 
-def _with_classes(below: Colours, labels: AnyArray, n_foreground: int) -> Colours:
+def label_colours(view: View) -> dict[int, str]:
+    """Colour of every value of the label layers; grey where the true label says nothing."""
+    found = dict(enumerate(class_colours(len(view.labels) - 1), start=1))
+    return found if view.ignored is None else found | {view.ignored: FAINT}
+
+
+def _with_classes(below: Colours, labels: AnyArray, colours: Mapping[int, str]) -> Colours:
     """Every class filled lightly, and outlined where another value begins."""
     drawn = below.copy()
     edge = _outline(labels)
-    for value, colour in enumerate(class_colours(n_foreground), start=1):
+    for value, colour in colours.items():
         mask = labels == value
         rgb = np.array([int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)], dtype=np.float32)
         drawn[mask] += np.float32(FILL) * (rgb - drawn[mask])

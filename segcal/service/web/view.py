@@ -57,16 +57,22 @@ class View:
     Attributes:
         folder: holds the files.
         shape: (z, y, x).
-        classes: names of the values of the label layers; 0 is the background.
+        labels: names of the values of the label layers; 0 is the background.
+        ignored: value of the true label where it says nothing; None when there is no such value.
+        has_geometry: whether it is known how the arrays lie in the body.
+        notes: what could not be shown, and why.
         layers: by name, in the order to offer them.
         middle: the slice to look at first along each axis, by array order.
     """
 
     folder: Path
     shape: tuple[int, int, int]
-    classes: tuple[str, ...]
+    labels: tuple[str, ...]
     layers: Mapping[str, Layer]
     middle: tuple[int, int, int]
+    ignored: int | None = None
+    has_geometry: bool = True
+    notes: tuple[str, ...] = ()
 
     def layer(self, name: str) -> Layer:
         """The layer called `name`.
@@ -85,6 +91,10 @@ class View:
     def first_slice(self, axis: Axis) -> int:
         """Where to begin: the most uncertain slice."""
         return self.middle[AXES.index(axis)]
+
+    def orientation(self, affine: NDArray[np.float64], axis: Axis) -> SliceView:
+        """Which way up slices across `axis` are shown, with the affine of a layer's file."""
+        return slice_orientation(affine if self.has_geometry else None, axis)
 
     @property
     def image(self) -> Layer | None:
@@ -129,4 +139,13 @@ def _view(folder: Path, values: Mapping[str, Any]) -> View:
         for each in values["layers"]
     ]
     shape, middle = ((int(z), int(y), int(x)) for z, y, x in (values["shape"], values["middle"]))
-    return View(folder, shape, tuple(values["classes"]), {layer.name: layer for layer in layers}, middle)
+    return View(
+        folder,
+        shape,
+        tuple(values["labels"]),
+        {layer.name: layer for layer in layers},
+        middle,
+        values.get("ignored"),
+        bool(values.get("geometry", True)),
+        tuple(values.get("notes", ())),
+    )

@@ -136,6 +136,7 @@ class CaseLayers:
             "case": self.maps.case_id,
             "shape": list(self.shape),
             "spacing": _spacing(self.grid),
+            "geometry": self.grid.affine is not None,
             "classes": list(self.names),
             "regions": self.maps.regions,
             "labels": self.label_names,
