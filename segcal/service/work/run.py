@@ -10,11 +10,20 @@ from segcal.errors import Interrupted, SegcalError
 from segcal.io.atomic import remove_unfinished
 from segcal.service.requests import (
     ApplyRequest,
+    CaseRequest,
+    EvaluateRequest,
+    FitRequest,
     JobRequest,
+    QaRequest,
+    StudyRequest,
 )
 from segcal.service.work.applying import run_apply
 from segcal.service.work.context import JobFolder, WorkContext
+from segcal.service.work.evaluating import run_evaluate, run_study
+from segcal.service.work.fit_job import run_fit
+from segcal.service.work.one_case import run_case
 from segcal.service.work.outcome import Outcome
+from segcal.service.work.qa_job import run_qa_job
 
 __all__ = ["Outcome", "WorkContext", "run_job"]
 
@@ -42,6 +51,16 @@ def run_job(job_id: str, request: JobRequest, context: WorkContext) -> Outcome:
 
 
 def _done(request: JobRequest, job: JobFolder, context: WorkContext) -> Outcome:
-    if isinstance(request, ApplyRequest):
-        return run_apply(request, job, context)
-    raise AssertionError(request)
+    match request:
+        case ApplyRequest():
+            return run_apply(request, job, context)
+        case QaRequest():
+            return run_qa_job(request, job, context)
+        case EvaluateRequest():
+            return run_evaluate(request, job, context)
+        case FitRequest():
+            return run_fit(request, job, context)
+        case StudyRequest():
+            return run_study(request, job, context)
+        case CaseRequest():
+            return run_case(request, job, context)
