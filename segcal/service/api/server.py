@@ -27,9 +27,13 @@ def listen(host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=256)
+        listening = socket.create_server((host, port), family=family, backlog=256)
     except OSError as error:
         raise UsageError(f"cannot listen on {host} port {port}: {error.strerror or error}; choose another") from error
+    # Connections inherit it. asyncio does not set it on a socket it did not make, and an answer that goes out in two
+    # pieces would then wait 40 ms for the client's acknowledgement of the first.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 def address_of(listening: socket.socket, host: str) -> str:
