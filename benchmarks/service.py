@@ -262,6 +262,7 @@ def _add_case(store: Store, data: Path, calibrator: str, shape: tuple[int, int, 
         "shape": list(shape),
         "spacing": [1.0, 1.0, 1.0],
         "classes": ["background", "object"],
+        "labels": ["background", "object"],
         "layers": layers,
         "middle": [size // 2 for size in shape],
     }
