@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from segcal.errors import UsageError
 
-from .common import DebugOption, example
+from .common import DebugOption, JsonOption, Output, QuietOption, example
 from .serve import DataOption, MemoryOption, RootOption, StoreOption, existing, size_of
 
 
@@ -27,6 +28,8 @@ def worker(
     lease: Annotated[
         float, typer.Option(min=1.0, metavar="SECONDS", help="A worker not heard of for so long has lost its job.")
     ] = 60.0,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Take jobs from the store and do them, until Ctrl-C or SIGTERM; the job at hand then goes back to the queue.
@@ -54,5 +57,8 @@ def worker(
         limits=limits,
         scheduler=scheduler,
     )
-    log_to()
-    run_worker(settings, threading.Event())
+    log_to(level=logging.WARNING if quiet else logging.INFO)
+    ends = run_worker(settings, threading.Event())
+    out = Output(json=json, quiet=quiet)
+    out.line(", ".join(f"{n} {end}" for end, n in ends.items()) or "no job came")
+    out.result({"jobs": dict(ends)})

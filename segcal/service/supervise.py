@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -20,7 +21,7 @@ from segcal.service.api.log import log_to
 from segcal.service.child_process import CHILD_COMMAND
 from segcal.service.settings import Limits, ServiceSettings
 from segcal.service.store import open_store
-from segcal.service.worker import Worker
+from segcal.service.worker import End, Worker
 
 log = logging.getLogger("segcal.service.workers")
 
@@ -30,8 +31,13 @@ _LONG_LIFE_S = 60.0
 _LONGEST_PAUSE_S = 30.0
 
 
-def run_worker(settings: ServiceSettings, stop: threading.Event, child_command: Sequence[str] = CHILD_COMMAND) -> None:
+def run_worker(
+    settings: ServiceSettings, stop: threading.Event, child_command: Sequence[str] = CHILD_COMMAND
+) -> Counter[End]:
     """Work in this process until `stop` is set, or SIGTERM or SIGINT comes; the job at hand is given back.
+
+    Returns:
+        how many attempts came to which end.
 
     Raises:
         StoreError: the store cannot be opened.
@@ -45,7 +51,7 @@ def run_worker(settings: ServiceSettings, stop: threading.Event, child_command: 
         signal.signal(number, on_signal)
     store = open_store(settings.url)
     try:
-        Worker(settings, store, child_command=child_command).run(stop)
+        return Worker(settings, store, child_command=child_command).run(stop)
     finally:
         store.close()
 

@@ -12,6 +12,7 @@ import shutil
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -60,8 +61,13 @@ class Worker:
         self._paused = False
         self._beat = -float("inf")
 
-    def run(self, stop: threading.Event) -> None:
-        """Work until told to stop; the job at hand is then given back to the queue."""
+    def run(self, stop: threading.Event) -> Counter[End]:
+        """Work until told to stop; the job at hand is then given back to the queue.
+
+        Returns:
+            how many attempts came to which end.
+        """
+        ends: Counter[End] = Counter()
         log.info("worker %s is ready", self.name)
         try:
             while not stop.is_set():
@@ -69,10 +75,11 @@ class Worker:
                 if claim is None:
                     stop.wait(IDLE_SECONDS)
                 else:
-                    self._work(claim, stop)
+                    ends[self._work(claim, stop)] += 1
         finally:
             self._end_child(kill=False)
             self._try("say goodbye", lambda: self._store.workers.leave(self.name))
+        return ends
 
     def _next_claim(self) -> Claim | None:
         limits = self._settings.limits
@@ -84,7 +91,7 @@ class Worker:
             lambda: self._store.jobs.claim(self.name, limits.lease_seconds, attempts=limits.attempts),
         )
 
-    def _work(self, claim: Claim, stop: threading.Event) -> None:
+    def _work(self, claim: Claim, stop: threading.Event) -> End:
         """One attempt at a job, to whatever end."""
         job = claim.job
         log.info("job %s (%s): attempt %d", job.id, job.kind, job.attempts)
@@ -101,6 +108,7 @@ class Worker:
         )
         end = self._follow(claim, child, stop)
         log.info("job %s: %s", job.id, end)
+        return end
 
     def _follow(self, claim: Claim, child: ChildProcess, stop: threading.Event) -> End:
         """Listen to the child, keep the lease, heed requests to stop."""
