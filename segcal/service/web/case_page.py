@@ -18,16 +18,10 @@ from segcal.service.web.render import PageRoute, page
 from segcal.service.web.slices import SliceStyle
 from segcal.service.web.static import has_volume_viewer
 from segcal.service.web.view import Axis
-from segcal.service.web.viewer import THUMBNAIL_PIXELS, Viewer, make_viewer, share_scale
+from segcal.service.web.viewer import THUMBNAIL_PIXELS, USUAL, Viewer, make_viewer, share_scale
 
 MOST_NEIGHBOURS = 2000
 """Cases of a batch among which the previous and the next one are looked for."""
-
-VOLUME_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self' data:; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
-)
-"""NiiVue keeps its letters and its light maps in the script itself and reads them as data: and blob: addresses."""
 
 Number = Annotated[float | None, Query(allow_inf_nan=False)]
 Share = Annotated[float | None, Query(ge=0, le=1)]
@@ -50,17 +44,15 @@ def case_page_routes(store: Store, files: ServiceFiles, limits: QaSettings) -> A
         opacity: Share = None,
     ) -> HTMLResponse:
         record = store.cases.get(key)
-        usual = SliceStyle()
         style = SliceStyle(
             low,
             high,
-            usual.threshold if threshold is None else threshold,
-            usual.opacity if opacity is None else opacity,
+            USUAL.threshold if threshold is None else threshold,
+            USUAL.opacity if opacity is None else opacity,
         )
         viewer, missing = _viewer(record, files, layer, axis, index, style)
         before, after, place = _neighbours(store, record)
-        volume = viewer is not None and has_volume_viewer()
-        answer = page(
+        return page(
             request,
             "case.html.j2",
             record=record,
@@ -68,7 +60,7 @@ def case_page_routes(store: Store, files: ServiceFiles, limits: QaSettings) -> A
             job=store.jobs.get(record.job_id),
             viewer=viewer,
             missing=missing,
-            volume=volume,
+            volume=has_volume_viewer(),
             scale=share_scale(),
             thumbnail=THUMBNAIL_PIXELS,
             lines=case_lines(record.case, limits),
@@ -81,9 +73,6 @@ def case_page_routes(store: Store, files: ServiceFiles, limits: QaSettings) -> A
             after=after,
             place=place,
         )
-        if volume:
-            answer.headers["Content-Security-Policy"] = VOLUME_POLICY
-        return answer
 
     return routes
 
@@ -99,7 +88,7 @@ def _viewer(
         usual = make_viewer(record.key, folder)
     except SegcalError as error:
         return None, f"They cannot be shown: {error}."
-    if layer is None and axis == "z" and index is None and style == SliceStyle():
+    if layer is None and axis == "z" and index is None and style == USUAL:
         return usual, ""
     return make_viewer(record.key, folder, layer=layer, axis=axis, index=index, style=style), ""
 

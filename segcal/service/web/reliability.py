@@ -11,7 +11,7 @@ import numpy as np
 from segcal.metrics.bins import BinTable
 from segcal.report.reliability import reliability_alt_text
 
-SIZE, MARGIN = 300, 38
+SIZE, MARGIN = 320, 50
 MIN_VOXELS = 50
 """Bins of fewer voxels are left out of a curve, as in the report."""
 

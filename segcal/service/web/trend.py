@@ -40,10 +40,11 @@ class Dot:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A level of the drawing with words: a limit, or a tick of the axis."""
+    """A level of the drawing with words: a limit, or a tick of the axis; `below` says where the words stand."""
 
     y: float
     words: str
+    below: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class Chart:
         ticks: of the vertical axis.
         days: with the median of each.
         summary: the same in a sentence.
+        bars: whether the days are drawn as bars from the bottom instead of a line at their median.
     """
 
     title: str
@@ -76,6 +78,7 @@ class Chart:
     ticks: tuple[Line, ...]
     days: tuple[Day, ...]
     summary: str
+    bars: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ class _Quantity:
 def trend_charts(points: Sequence[TrendPoint], settings: QaSettings) -> list[Chart]:
     """Every quantity that at least one of the cases has."""
     drawn = (_chart(points, quantity) for quantity in _quantities(settings))
-    return [chart for chart in drawn if chart is not None]
+    return [chart for chart in (*drawn, _flagged_chart(points)) if chart is not None]
 
 
 def _quantities(settings: QaSettings) -> tuple[_Quantity, ...]:
@@ -107,7 +110,7 @@ def _quantities(settings: QaSettings) -> tuple[_Quantity, ...]:
     beyond = "" if z is None else f"limit |z| {z:g}"
 
     def named(name: str) -> str:
-        return f"{STATISTIC_WORDS[name]}, z against the calibration cases"
+        return f"{STATISTIC_WORDS[name]} (z)"
 
     return (
         _Quantity("expected DSC", lambda p: p.expected_dsc, dsc, f"lowest expected DSC {percent(dsc, 0)} %", False),
@@ -143,11 +146,45 @@ def _chart(points: Sequence[TrendPoint], quantity: _Quantity) -> Chart | None:
     return Chart(
         title=quantity.title,
         dots=dots,
-        limits=tuple(Line(height(at), words) for at, words in _limits(quantity)),
+        limits=tuple(Line(height(at), words, not quantity.score) for at, words in _limits(quantity)),
         ticks=tuple(Line(height(at), _tick(at, quantity)) for at in _tick_values(low, high)),
         days=_days(found, step, height, quantity),
         summary=_summary(found, quantity),
     )
+
+
+def _flagged_chart(points: Sequence[TrendPoint]) -> Chart | None:
+    """The share of flagged cases, day by day."""
+    if not points:
+        return None
+    step = (WIDTH - LEFT - RIGHT) / len(points)
+
+    def height(share: float) -> float:
+        return round(TOP + (1 - share) * (HEIGHT - TOP - BOTTOM), 1)
+
+    days, start, labels = [], 0, _DayLabels()
+    for name, group in groupby(points, key=lambda point: point.day):
+        flagged = [point.n_flags > 0 for point in group]
+        left, right = LEFT + start * step, LEFT + (start + len(flagged)) * step
+        words = f"{name}: {sum(flagged)} of {count(len(flagged), 'case')} flagged"
+        share = sum(flagged) / len(flagged)
+        days.append(Day(round(left, 1), round(right, 1), labels.at(left, name), height(share), words))
+        start += len(flagged)
+    ticks = tuple(Line(height(share), f"{100 * share:.0f} %") for share in (0.0, 0.25, 0.5, 0.75, 1.0))
+    return Chart("share of cases flagged", (), (), ticks, tuple(days), f"On {days[-1].title}.", bars=True)
+
+
+class _DayLabels:
+    """Names days below the axis where there is room for it."""
+
+    def __init__(self) -> None:
+        self._last = -math.inf
+
+    def at(self, left: float, day: str) -> str:
+        if left - self._last < _LABEL_EVERY or left > WIDTH - RIGHT - _LABEL_EVERY / 2:
+            return ""
+        self._last = left
+        return day[5:]
 
 
 def _range(values: Sequence[float], quantity: _Quantity) -> tuple[float, float]:
@@ -177,8 +214,8 @@ def _shape(value: float, low: float, high: float, quantity: _Quantity) -> Litera
 
 
 def _tick_values(low: float, high: float) -> list[float]:
-    """Three to six round numbers."""
-    rough = (high - low) / 4
+    """Three to seven round numbers."""
+    rough = (high - low) / 6
     power = 10 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
     first = math.ceil(low / step - 1e-9)
@@ -194,15 +231,13 @@ def _tick(at: float, quantity: _Quantity) -> str:
 def _days(
     found: Sequence[tuple[TrendPoint, float]], step: float, height: Callable[[float], float], quantity: _Quantity
 ) -> tuple[Day, ...]:
-    days, start, labelled = [], 0, -math.inf
+    days, start, labels = [], 0, _DayLabels()
     for name, group in groupby(found, key=lambda each: each[0].day):
         values = [value for _, value in group]
         left, right = LEFT + start * step, LEFT + (start + len(values)) * step
-        label = name[5:] if left - labelled >= _LABEL_EVERY else ""
-        labelled = left if label else labelled
         middle = median(values)
         words = f"{name}: median {quantity.text(middle)} over {count(len(values), 'case')}"
-        days.append(Day(round(left, 1), round(right, 1), label, height(middle), words))
+        days.append(Day(round(left, 1), round(right, 1), labels.at(left, name), height(middle), words))
         start += len(values)
     return tuple(days)
 

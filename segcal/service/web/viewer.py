@@ -15,6 +15,9 @@ from segcal.service.web.view import AXES, Axis, Layer, View, read_view
 
 THUMBNAIL_PIXELS = 160
 
+USUAL = SliceStyle(threshold=0.05)
+"""Where a share is next to nothing, the image below is worth more than the darkest colour of the scale."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plane:
@@ -59,10 +62,13 @@ class Viewer:
         return next(plane for plane in self.planes if plane.axis == self.shown.axis)
 
     @property
-    def colours(self) -> list[tuple[str, str]]:
-        """Colour and name of every foreground class, and of what a true label leaves out."""
+    def colours(self) -> list[tuple[int, str, str, str]]:
+        """Value, colour and name of every foreground class; what only a true label has names its layer."""
         names = dict(enumerate(self.view.labels))
-        return [(colour, names.get(value, "left out")) for value, colour in label_colours(self.view).items()]
+        return [
+            (value, colour, names.get(value, "left out"), "" if value in names else "label")
+            for value, colour in label_colours(self.view).items()
+        ]
 
     def picture(self, layer: str | None = None, *, index: int | None = None, size: int | None = None) -> str:
         """Address of a slice as the viewer is set, or with another layer, slice or size."""
@@ -85,7 +91,7 @@ def make_viewer(
     layer: str | None = None,
     axis: Axis = "z",
     index: int | None = None,
-    style: SliceStyle | None = None,
+    style: SliceStyle = USUAL,
     cache: LayerCache = CACHE,
 ) -> Viewer:
     """The viewer of the layers in `folder`.
@@ -101,7 +107,7 @@ def make_viewer(
     at = index if index is not None and 0 <= index < view.n_slices(axis) else view.first_slice(axis)
     affine = cache.get(folder / chosen.file).affine
     planes = tuple(_plane(view, each, view.orientation(affine, each)) for each in AXES)
-    return Viewer(key, view, planes, Shown(chosen, axis, at, style or SliceStyle()))
+    return Viewer(key, view, planes, Shown(chosen, axis, at, style))
 
 
 @cache
@@ -116,13 +122,12 @@ def share_scale(n_stops: int = 9) -> tuple[tuple[str, str], ...]:
 
 
 def _values(style: SliceStyle) -> Mapping[str, object]:
-    """What differs from the usual, for addresses."""
-    usual = SliceStyle()
+    """For addresses; the usual opacity, and the ends of the window that the job chose, go without saying."""
     return {
         "low": None if style.low is None else f"{style.low:g}",
         "high": None if style.high is None else f"{style.high:g}",
-        "threshold": None if style.threshold == usual.threshold else f"{style.threshold:g}",
-        "opacity": None if style.opacity == usual.opacity else f"{style.opacity:g}",
+        "threshold": f"{style.threshold:g}",
+        "opacity": None if style.opacity == USUAL.opacity else f"{style.opacity:g}",
     }
 
 

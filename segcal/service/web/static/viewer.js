@@ -4,7 +4,7 @@ const form = document.getElementById("controls");
 const picture = document.getElementById("slice");
 const key = viewer.dataset.key;
 const fields = form.elements;
-const USUAL = { threshold: "0", opacity: "0.7" };
+const USUAL_OPACITY = "0.7";
 
 const chosen = (name) => fields[name].selectedOptions[0];
 
@@ -13,9 +13,8 @@ function style() {
   for (const name of ["low", "high"]) {
     if (fields[name] && fields[name].value !== "") values.set(name, fields[name].value);
   }
-  for (const [name, usual] of Object.entries(USUAL)) {
-    if (fields[name].value !== usual) values.set(name, fields[name].value);
-  }
+  values.set("threshold", fields.threshold.value);
+  if (fields.opacity.value !== USUAL_OPACITY) values.set("opacity", fields.opacity.value);
   return values;
 }
 
@@ -74,6 +73,7 @@ function say() {
     ? `Radiological convention: ${plane.dataset.edges}.` : "The geometry is unknown: shown as the array lies.";
   document.getElementById("legend-share").hidden = layer.dataset.kind !== "share";
   document.getElementById("legend-labels").hidden = layer.dataset.kind !== "labels";
+  for (const entry of viewer.querySelectorAll("[data-only]")) entry.hidden = entry.dataset.only !== fields.layer.value;
   for (const name of ["threshold", "opacity"]) fields[name].disabled = layer.dataset.kind !== "share";
   for (const link of viewer.querySelectorAll(".thumbnails a")) {
     if (link.dataset.layer === fields.layer.value) link.setAttribute("aria-current", "true");
@@ -132,7 +132,7 @@ form.querySelector(".steps").hidden = true;
 say();
 
 const volume = document.getElementById("volume");
-if (volume && document.createElement("canvas").getContext("webgl2")) {
+if (volume && "WebGL2RenderingContext" in window) {
   volume.hidden = false;
   volume.addEventListener("click", async () => {
     const { toggleVolume } = await import("/static/volume.js");
