@@ -129,7 +129,7 @@ def case_frame(
     count_outside: bool = True,
     spatial: bool = True,
 ) -> CaseFrame | RegionFrame:
-    """A labelled case as every pipeline is measured on it; without `spatial`, distances to the boundary are left out."""
+    """A labelled case as every pipeline is measured on it; without `spatial`, no distances to the boundary."""
     ignored = None if data.valid is None else ~data.valid
     if not count_outside and data.inside is not None:
         ignored = ~data.inside if ignored is None else ignored | ~data.inside

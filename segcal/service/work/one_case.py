@@ -46,7 +46,9 @@ def link_output(source: Path, request: CaseRequest, job: JobFolder, roots: Roots
     wanted = {name: allowed.allow(source / name) for name in request.files}
     for name, path in wanted.items():
         if not path.is_file():
-            raise MissingFileError(f"{request.case}: {name} is no longer in the watched folder; let nnU-Net predict it again")
+            raise MissingFileError(
+                f"{request.case}: {name} is no longer in the watched folder; let nnU-Net predict it again"
+            )
         check_self_contained(path)
     wanted |= {name: allowed.allow(source / name) for name in DOCUMENTS if (source / name).is_file()}
     folder = fresh(job.given) / (source.name or "watched")
