@@ -84,7 +84,8 @@ class Database:
             statement = sqlite.insert(table).values(values).on_conflict_do_nothing()
         else:
             statement = postgresql.insert(table).values(values).on_conflict_do_nothing()
-        return connection.execute(statement).rowcount == 1
+        # Of an INSERT SQLAlchemy keeps the count only when asked to.
+        return connection.execute(statement, execution_options={"preserve_rowcount": True}).rowcount == 1
 
     def close(self) -> None:
         """Give all connections back."""

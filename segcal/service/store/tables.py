@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 
 VERSION = 1
-"""Of the tables below. A change to them needs the next number and its steps in `schema.MIGRATIONS`."""
+"""Of the tables below. A change to them needs the next number and its steps in `versions.MIGRATIONS`."""
 
 
 class PlainText(TypeDecorator[str]):
