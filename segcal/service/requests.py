@@ -95,7 +95,7 @@ class CaseRequest(_Request):
     Attributes:
         source: the folder that holds `<case>.npz` and what belongs to it; None for what was uploaded to `in/`.
         files: with `source`: names of the files.
-        fingerprint: of the watched files when they were found complete.
+        fingerprint: of the watched files when they were found complete, or of the upload.
     """
 
     kind: Literal["case"] = "case"

@@ -42,7 +42,6 @@ def create_app(settings: ServiceSettings, store: Store) -> FastAPI:
         to_thread.current_default_thread_limiter().total_tokens = THREADS
         await to_thread.run_sync(_clean_up, context)
         yield
-        context.stopping.set()
 
     app = FastAPI(
         title="segcal",

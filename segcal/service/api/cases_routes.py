@@ -22,7 +22,7 @@ from segcal.service.api.case_intake import submit_upload
 from segcal.service.api.common import CaseKey, IdempotencyKey, Limit, Submitter, Text, everywhere
 from segcal.service.api.context import ApiContext, Context
 from segcal.service.api.downloads import FILE_RESPONSES, file_answer
-from segcal.service.api.problems import BUSY, NOT_FOUND, PAUSED, QUEUE_FULL, WRONG_TYPE
+from segcal.service.api.problems import BUSY, KEY_USED, NOT_FOUND, PAUSED, QUEUE_FULL, WRONG_TYPE
 from segcal.service.api.results import result_path
 from segcal.service.api.submission import check_room, usable_calibrator
 from segcal.service.api.uploads import UPLOAD_BODY, received
@@ -51,7 +51,7 @@ Share = Annotated[float, Query(ge=0, le=1, allow_inf_nan=False)]
     openapi_extra=UPLOAD_BODY,
     responses={
         202: {"description": "A job waits to calibrate it and to look at it.", "headers": _LOCATION},
-        **everywhere(NOT_FOUND, WRONG_TYPE, QUEUE_FULL, BUSY, PAUSED),
+        **everywhere(NOT_FOUND, KEY_USED, WRONG_TYPE, QUEUE_FULL, BUSY, PAUSED),
     },
 )
 async def upload(
@@ -65,7 +65,6 @@ async def upload(
     idempotency_key: IdempotencyKey = None,
 ) -> JobAnswer:
     """The body is an .npz with an array `logits` or `probabilities` (class, z, y, x); for small volumes."""
-    wanted = CaseRequest(calibrator=calibrator, case=case, batch=batch)
 
     def check() -> None:
         check_room(context)
@@ -74,6 +73,7 @@ async def upload(
     await to_thread.run_sync(check)
     most = context.settings.limits.upload_bytes
     async with received(request, context, suffix=".npz", most=most) as upload:
+        wanted = CaseRequest(calibrator=calibrator, case=case, batch=batch, fingerprint=f"sha256:{upload.sha256}")
         job = await to_thread.run_sync(
             lambda: submit_upload(upload.path, wanted, context, submitted_by=caller.name, key=idempotency_key)
         )

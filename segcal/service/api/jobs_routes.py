@@ -13,7 +13,7 @@ from segcal.service.api.context import ApiContext, Context
 from segcal.service.api.downloads import FILE_RESPONSES, file_answer
 from segcal.service.api.events import JobEvents
 from segcal.service.api.examples import SUBMISSIONS
-from segcal.service.api.problems import BUSY, NOT_FOUND, NOT_YET, PAUSED, QUEUE_FULL, ProblemError
+from segcal.service.api.problems import BUSY, KEY_USED, NOT_FOUND, NOT_YET, PAUSED, QUEUE_FULL, ProblemError
 from segcal.service.api.results import REPORTS, list_results, result_path
 from segcal.service.api.submission import submit_job
 from segcal.service.model import FINISHED, Job, JobKind, JobState
@@ -30,7 +30,7 @@ _LOCATION = {"Location": {"description": "Address of the job.", "schema": {"type
     summary="Submit a job",
     responses={
         202: {"description": "The job waits, or has begun.", "headers": _LOCATION},
-        **everywhere(NOT_FOUND, QUEUE_FULL, PAUSED),
+        **everywhere(NOT_FOUND, KEY_USED, QUEUE_FULL, PAUSED),
     },
 )
 def submit(

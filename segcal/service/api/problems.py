@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from segcal.errors import SegcalError
 from segcal.service.errors import (
     IntakePausedError,
+    KeyReusedError,
     QueueFullError,
     RefusedPathError,
     StoreError,
@@ -60,6 +61,7 @@ NOT_FOUND = Kind("not-found", 404, "There is no such thing")
 NOT_ACCEPTABLE_METHOD = Kind("method-not-allowed", 405, "Not a method of this address")
 TOO_SLOW = Kind("too-slow", 408, "The request took too long to arrive")
 NOT_YET = Kind("not-yet", 409, "Not in this state")
+KEY_USED = Kind("key-used", 409, "The Idempotency-Key belongs to another request")
 TOO_LARGE = Kind("too-large", 413, "The request is too large")
 WRONG_TYPE = Kind("wrong-type", 415, "Another content type is needed")
 RANGE = Kind("range", 416, "The file has no such range")
@@ -73,6 +75,7 @@ NO_STORE = Kind("store", 503, "The store does not answer", 10)
 
 _OF_ERRORS: tuple[tuple[type[SegcalError], Kind], ...] = (
     (UnknownError, NOT_FOUND),
+    (KeyReusedError, KEY_USED),
     (RefusedPathError, FORBIDDEN),
     (QueueFullError, QUEUE_FULL),
     (IntakePausedError, PAUSED),

@@ -81,6 +81,7 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> Any:
         # Not handed on: uvicorn would raise the signal again after a clean end, and the exit code would tell a lie.
-        self._context.stopping.set()
+        if not self._context.stopping.is_set():  # setting it takes a lock that a second signal could come upon
+            self._context.stopping.set()
         self.force_exit = self.should_exit
         self.should_exit = True

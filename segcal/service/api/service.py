@@ -5,14 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from segcal.service.api.app import create_app
+from segcal.service.api.context import ApiContext
 from segcal.service.api.server import address_of, listen, run_app
 from segcal.service.calibrator_files import import_calibrator
 from segcal.service.files import ServiceFiles
 from segcal.service.settings import ServiceSettings
 from segcal.service.store import Store, open_store
+from segcal.service.supervise import LocalWorkers
+from segcal.service.watch import Watcher
 
 _WATCHERS_END_S = 10.0
 
@@ -36,7 +40,7 @@ def run_service(
                 import_calibrator(calibrator, calibrator.stem, ServiceFiles(settings.data), store)
             app = create_app(settings, store)
             address = address_of(listening, settings.host)
-            with _local_workers(settings, n_workers), _watchers(settings, store):
+            with _local_workers(settings, n_workers), _watchers(settings, store, app.state.context):
                 run_app(app, listening, lambda: started(address))
         finally:
             store.close()
@@ -44,12 +48,9 @@ def run_service(
 
 @contextmanager
 def _local_workers(settings: ServiceSettings, n_workers: int) -> Iterator[None]:
-    if n_workers == 0:
-        yield
-        return
-    from segcal.service.supervise import LocalWorkers
-
-    workers = LocalWorkers(settings, n_workers)
+    # What is watched may be read by the jobs made of it; submitted jobs were held to the roots before they got here.
+    watched = tuple(each.folder for each in settings.watch)
+    workers = LocalWorkers(replace(settings, roots=(*settings.roots, *watched)), n_workers)
     workers.start()
     try:
         yield
@@ -58,19 +59,11 @@ def _local_workers(settings: ServiceSettings, n_workers: int) -> Iterator[None]:
 
 
 @contextmanager
-def _watchers(settings: ServiceSettings, store: Store) -> Iterator[None]:
-    if not settings.watch:
-        yield
-        return
-    from segcal.service.watch import Watcher
-
+def _watchers(settings: ServiceSettings, store: Store, context: ApiContext) -> Iterator[None]:
     stop = threading.Event()
-    threads = [
-        threading.Thread(
-            target=Watcher(each, store, queue_limit=settings.limits.queued_jobs).run, args=(stop,), daemon=True
-        )
-        for each in settings.watch
-    ]
+    limit = settings.limits.queued_jobs
+    watchers = [Watcher(each, store, queue_limit=limit, check_intake=context.check_intake) for each in settings.watch]
+    threads = [threading.Thread(target=watcher.run, args=(stop,), daemon=True) for watcher in watchers]
     for thread in threads:
         thread.start()
     try:
