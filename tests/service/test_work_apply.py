@@ -267,7 +267,7 @@ def test_flat_colour_pictures_without_geometry_get_the_identity(tmp_path: Path) 
     shown, _, affine = layer(folder, "image")
     assert (affine == np.eye(4)).all()
     assert np.abs(shown[0] - colours.mean(2)).max() <= 0.01
-    assert (view["shape"], view["spacing"]) == ([1, 24, 24], [1.0, 1.0, 1.0])
+    assert (view["shape"], view["spacing"], view["geometry"]) == ([1, 24, 24], [1.0, 1.0, 1.0], False)
     assert not (folder / "disagreement.nii.gz").exists()  # one member cannot disagree
     assert outcome.cases[0].files == ("out/slide.npz", "out/slide.png")
     assert outcome.cases[0].disagreement is None

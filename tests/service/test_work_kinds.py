@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from segcal.apply import apply_calibrator
+from segcal.case_map import Item, Outcome, Result, in_process
 from segcal.errors import DataError, MissingFileError, SegcalError, UsageError
 from segcal.evaluation.run import evaluate
 from segcal.evaluation.study_settings import StudySettings
@@ -19,6 +21,7 @@ from segcal.manifest import Manifest
 from segcal.nnunet.postprocess import postprocess_folder
 from segcal.qa.run import run_qa
 from segcal.service.errors import RefusedPathError, UnknownError
+from segcal.service.watched_output import fingerprint, outputs_in
 from segcal.service.work import evaluating
 from tests.apply_data import CPU, make_fitted, temperature
 from tests.fit_data import write_ensemble
@@ -134,6 +137,23 @@ def test_a_watched_output_that_went_away_says_so(predictions: Path, tmp_path: Pa
     wanted = {"kind": "case", "case": "one", "source": str(predictions), "files": ["one.npz", "one.pkl", "one.nii.gz"]}
     with pytest.raises(MissingFileError, match=r"one: one\.pkl is no longer in the watched folder"):
         run(tmp_path / "data", wanted)
+
+
+def test_an_output_that_was_predicted_again_is_left_to_the_job_of_its_new_version(
+    predictions: Path, tmp_path: Path
+) -> None:
+    (output,) = (each for each in outputs_in(predictions) if each.case == "one")
+    wanted = {"kind": "case", "case": "one", "source": str(predictions), "files": list(output.names)}
+    wanted["fingerprint"] = fingerprint(predictions, output)
+    assert run(tmp_path / "data", wanted).cases[0].status == "ok"
+
+    def replaced_on_the_way(work: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Outcome[Item, Result]]:
+        yield from in_process(work, items)
+        write_case(predictions, "one", filled(blob(7), None))
+
+    for case_map in (replaced_on_the_way, in_process):
+        with pytest.raises(DataError, match="one: was predicted again"):
+            run(tmp_path / "data", wanted, case_map=case_map)
 
 
 def test_a_link_in_a_watched_folder_does_not_lead_out_of_it(predictions: Path, tmp_path: Path) -> None:

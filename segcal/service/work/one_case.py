@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
-from segcal.errors import MissingFileError
+from segcal.errors import DataError, MissingFileError
 from segcal.fitted import FittedCalibrator
 from segcal.io.archive import read_npz_header
 from segcal.manifest import Manifest
 from segcal.nnunet.crops import find_crops
 from segcal.service.requests import CaseRequest
 from segcal.service.roots import Roots
+from segcal.service.watched_output import Output, fingerprint
 from segcal.service.work.applying import Written, apply_to_folder, apply_to_manifest, look_and_finish
 from segcal.service.work.context import JobFolder, WorkContext, fresh, stored_calibrator
 from segcal.service.work.outcome import Outcome
@@ -28,9 +30,14 @@ def run_case(request: CaseRequest, job: JobFolder, context: WorkContext) -> Outc
     if request.source is None:
         written = _uploaded(request.case, fitted, job, context)
     else:
-        folder = link_output(Path(request.source), request, job, context.roots)
+        source = Path(request.source)
+        folder = link_output(source, request, job, context.roots)
+        check_unchanged(source, request)
         written = apply_to_folder(fitted, folder, job, context)
-    return look_and_finish(written, fitted, request.calibrator, job, context, qa=True)
+    outcome = look_and_finish(written, fitted, request.calibrator, job, context, qa=True)
+    if request.source is not None:
+        check_unchanged(Path(request.source), request)  # nothing was mixed from two predictions
+    return outcome
 
 
 def link_output(source: Path, request: CaseRequest, job: JobFolder, roots: Roots) -> Path:
@@ -56,6 +63,27 @@ def link_output(source: Path, request: CaseRequest, job: JobFolder, roots: Roots
     for name, path in wanted.items():
         (folder / name).symlink_to(path)
     return folder
+
+
+def check_unchanged(source: Path, request: CaseRequest) -> None:
+    """An output that was predicted again is no longer what the job is about.
+
+    Raises:
+        DataError: the files are not those that were found.
+    """
+    if not request.fingerprint:
+        return
+    try:
+        states = [(name, (source / name).stat()) for name in request.files]
+        found = Output(request.case, tuple((name, s.st_size, s.st_mtime_ns) for name, s in states), ())
+        unchanged = fingerprint(source, found) == request.fingerprint
+    except (OSError, zipfile.BadZipFile):
+        unchanged = False
+    if not unchanged:
+        raise DataError(
+            f"{request.case}: was predicted again, or removed, after it had been found; a new prediction gets a job of "
+            "its own"
+        )
 
 
 def _uploaded(case_id: str, fitted: FittedCalibrator, job: JobFolder, context: WorkContext) -> Written:
