@@ -15,11 +15,15 @@ from segcal.service.api.auth import Caller, allowed
 from segcal.service.model import CalibratorRecord, Job
 from segcal.service.settings import ServiceSettings
 from segcal.service.store import Store, TrendPoint
+from segcal.service.web.reliability import pooled_errors
 from segcal.service.web.render import PageRoute, page
 from segcal.service.web.wording import moment, percent, setting, signed
 
 MOST_JOBS = 200
 """Evaluations and fits that are searched for reports of a calibrator."""
+
+MOST_CASES = 500
+"""The last cases of a calibrator that are summed up."""
 
 _KEEPS = {"order": "the order of all classes", "argmax": "the winning class"}
 
@@ -134,6 +138,7 @@ def _use_facts(store: Store, record: CalibratorRecord) -> list[tuple[str, str]]:
     n_flagged = sum(point.n_flags > 0 for point in points)
     flagged = DASH if not points else f"{n_flagged} of the last {len(points)} ({percent(n_flagged / len(points), 0)} %)"
     return [
+        *_labelled(store, record),
         ("cases so far", f"{store.calibrators.n_cases(record.sha256):,}"),
         ("flagged", flagged),
         ("median expected DSC", _median(points, "expected_dsc", " %")),
@@ -141,6 +146,17 @@ def _use_facts(store: Store, record: CalibratorRecord) -> list[tuple[str, str]]:
         ("median z of the mean free energy", _median(points, "z_free_energy")),
         ("median z of the confidence before calibration", _median(points, "z_confidence")),
     ]
+
+
+def _labelled(store: Store, record: CalibratorRecord) -> list[tuple[str, str]]:
+    """Its calibration error, where the last cases had labels."""
+    cases = store.cases.page(calibrator=record.sha256, status="ok", sort="newest", limit=MOST_CASES)
+    found = pooled_errors(each.case.reliability for each in cases)
+    if found is None:
+        return [("calibration error (ECE) with labels", DASH)]
+    n_cases, before, after = found
+    words = f"{100 * before:.2f} % before, {100 * after:.2f} % after, over {count(n_cases, 'case')}"
+    return [("calibration error (ECE) with labels", words)]
 
 
 def _median(points: list[TrendPoint], name: str, unit: str = "") -> str:

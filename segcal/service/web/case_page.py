@@ -9,8 +9,9 @@ from starlette.responses import HTMLResponse
 
 from segcal.errors import SegcalError
 from segcal.qa.settings import QaSettings
+from segcal.service.errors import UnknownError
 from segcal.service.files import ServiceFiles
-from segcal.service.model import CaseRecord
+from segcal.service.model import CalibratorRecord, CaseRecord
 from segcal.service.store import Store
 from segcal.service.web.case_numbers import CLASS_HEADINGS, case_lines, class_rows
 from segcal.service.web.reliability import reliability_diagram
@@ -67,7 +68,7 @@ def case_page_routes(store: Store, files: ServiceFiles, limits: QaSettings) -> A
             class_headings=CLASS_HEADINGS,
             classes=class_rows(record.case.numbers),
             diagram=reliability_diagram(record.case.reliability),
-            calibrator=_calibrator_name(store, record.case.calibrator),
+            calibrator=_calibrator(store, record.case.calibrator),
             downloads=_downloads(record, files),
             before=before,
             after=after,
@@ -111,10 +112,8 @@ def _downloads(record: CaseRecord, files: ServiceFiles) -> list[tuple[str, int]]
     return [(name, (folder / name).stat().st_size) for name in record.case.files if (folder / name).is_file()]
 
 
-def _calibrator_name(store: Store, sha256: str | None) -> str:
-    if sha256 is None:
-        return ""
+def _calibrator(store: Store, sha256: str | None) -> CalibratorRecord | None:
     try:
-        return store.calibrators.get(sha256).name
-    except SegcalError:
-        return sha256[:8]
+        return None if sha256 is None else store.calibrators.get(sha256)
+    except UnknownError:
+        return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -56,6 +58,17 @@ def reliability_diagram(tables: Mapping[str, Any] | None) -> Diagram | None:
         ticks=tuple((_place(at, start), SIZE - _place(at, start), f"{100 * at:.0f} %") for at in ticks),
         alt=reliability_alt_text(found),
     )
+
+
+def pooled_errors(cases: Iterable[Mapping[str, Any] | None]) -> tuple[int, float, float] | None:
+    """How many cases have labels, and the calibration error before and after over all of their voxels."""
+    both = [
+        (_table(each["before"]), _table(each["after"])) for each in cases if each and {*each} >= {"before", "after"}
+    ]
+    if not both:
+        return None
+    before, after = (reduce(add, tables) for tables in zip(*both, strict=True))
+    return len(both), before.ece(), after.ece()
 
 
 def _table(values: Sequence[Sequence[float]]) -> BinTable:
