@@ -20,7 +20,7 @@ from segcal.service.settings import ServiceSettings
 from segcal.service.store import Store, open_store
 from segcal.service.store.tables import jobs
 from tests.service.fake_child import STEPS
-from tests.service.workers import FAKE_CHILD, finished, settings_of, submit_fake, wait_until, working
+from tests.service.workers import FAKE_CHILD, finished, is_running, settings_of, submit_fake, wait_until, working
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_a_child_that_does_not_heed_the_request_to_stop_is_killed(
         job = finished(store, job_id)
 
     assert job.state == "cancelled"
-    assert not Path(f"/proc/{attempts_of(settings, job_id)[0]}").exists()
+    assert not is_running(attempts_of(settings, job_id)[0])
 
 
 def test_a_job_beyond_the_memory_limit_is_ended_with_words(tmp_path: Path, store: Store) -> None:
@@ -157,7 +157,7 @@ def test_a_worker_that_is_stopped_gives_its_job_back_uncounted(settings: Service
 
     job = store.jobs.get(job_id)
     assert (job.state, job.attempts) == ("queued", 0)
-    assert not Path(f"/proc/{attempts_of(settings, job_id)[0]}").exists()
+    assert not is_running(attempts_of(settings, job_id)[0])
 
 
 def test_a_worker_that_lost_its_job_ends_its_child_and_writes_nothing(tmp_path: Path, store: Store) -> None:
@@ -170,7 +170,7 @@ def test_a_worker_that_lost_its_job_ends_its_child_and_writes_nothing(tmp_path: 
         with store._database.write() as connection:
             connection.execute(update(jobs).where(jobs.c.id == job_id).values(token="of-another"))
         pid = attempts_of(settings, job_id)[0]
-        wait_until(lambda: not Path(f"/proc/{pid}").exists())
+        wait_until(lambda: not is_running(pid))
 
     job = store.jobs.get(job_id)
     assert job.state == "running"  # as the other worker has it
@@ -202,7 +202,7 @@ def test_a_child_never_outlives_a_worker_that_was_killed(tmp_path: Path) -> None
     middle.wait()
     middle.stdout.close()
 
-    wait_until(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid))
+    wait_until(lambda: not is_running(pid))
 
 
 def test_a_second_child_waits_until_the_first_has_left_the_folder(tmp_path: Path) -> None:
@@ -231,10 +231,3 @@ def test_a_second_child_waits_until_the_first_has_left_the_folder(tmp_path: Path
     assert first.returncode == 143
     attempts = [int(text) for text in (tmp_path / "jobs" / "j1" / "attempts").read_text().split()]
     assert attempts == [first.pid, second.pid]
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return ") Z" in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return True

@@ -21,9 +21,11 @@ FAKE_CHILD = (sys.executable, str(Path(__file__).with_name("fake_child.py")))
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def settings_of(data: Path, url: str, *, lease_s: float = 30.0, memory_bytes: int | None = None) -> ServiceSettings:
+def settings_of(
+    data: Path, url: str, *, lease_s: float = 30.0, memory_bytes: int | None = None, attempts: int = 3
+) -> ServiceSettings:
     """A service's settings with a lease that tests can wait for."""
-    limits = Limits(lease_seconds=lease_s, free_disk_bytes=0, job_memory_bytes=memory_bytes)
+    limits = Limits(lease_seconds=lease_s, free_disk_bytes=0, job_memory_bytes=memory_bytes, attempts=attempts)
     return ServiceSettings(data=data, store_url=url, limits=limits)
 
 
@@ -53,10 +55,11 @@ def worker_process(settings: ServiceSettings) -> subprocess.Popen[bytes]:
     code = (
         "import sys, threading\nfrom pathlib import Path\n"
         "from segcal.service.supervise import run_worker\nfrom tests.service.workers import FAKE_CHILD, settings_of\n"
-        "run_worker(settings_of(Path(sys.argv[1]), sys.argv[2], lease_s=float(sys.argv[3])), threading.Event(),"
-        " child_command=FAKE_CHILD)\n"
+        "settings = settings_of(Path(sys.argv[1]), sys.argv[2], lease_s=float(sys.argv[3]), attempts=int(sys.argv[4]))\n"
+        "run_worker(settings, threading.Event(), child_command=FAKE_CHILD)\n"
     )
-    arguments = [str(settings.data), settings.url, str(settings.limits.lease_seconds)]
+    limits = settings.limits
+    arguments = [str(settings.data), settings.url, str(limits.lease_seconds), str(limits.attempts)]
     return subprocess.Popen([sys.executable, "-c", code, *arguments], cwd=REPOSITORY)
 
 
@@ -72,3 +75,11 @@ def finished(store: Store, job_id: str, timeout_s: float = 60.0) -> Job:
     """The job once it has come to an end."""
     wait_until(lambda: store.jobs.get(job_id).state in FINISHED, timeout_s)
     return store.jobs.get(job_id)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and not only waiting to be buried."""
+    try:
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from time import monotonic
+from typing import Any
 
 from anyio import sleep, to_thread
 from starlette.responses import StreamingResponse
@@ -19,6 +20,21 @@ KEEP_ALIVE_SECONDS = 15.0
 
 LONGEST_SECONDS = 3600.0
 """Browsers connect again by themselves; tokens are checked then."""
+
+
+EVENT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "event": {"type": "string", "enum": ["job", "end"]},
+        "data": {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": {"$ref": "#/components/schemas/JobAnswer"},
+        },
+    },
+    "required": ["event", "data"],
+}
+"""One event, as OpenAPI describes those of a stream."""
 
 
 class JobEvents(StreamingResponse):

@@ -11,7 +11,7 @@ from segcal.service.api.answers import CountsAnswer, JobAnswer, JobsAnswer, Resu
 from segcal.service.api.common import IdempotencyKey, JobId, Limit, Submitter, Text, everywhere
 from segcal.service.api.context import ApiContext, Context
 from segcal.service.api.downloads import FILE_RESPONSES, file_answer
-from segcal.service.api.events import JobEvents
+from segcal.service.api.events import EVENT_SCHEMA, JobEvents
 from segcal.service.api.examples import SUBMISSIONS
 from segcal.service.api.problems import BUSY, KEY_USED, NOT_FOUND, NOT_YET, PAUSED, QUEUE_FULL, ProblemError
 from segcal.service.api.results import REPORTS, list_results, result_path
@@ -86,7 +86,7 @@ def cancel(job_id: JobId, context: Context, caller: Submitter) -> JobAnswer:
     responses={
         200: {
             "description": "Server-sent events: `job` with the job as JSON on every change, `end` when it is finished.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {"text/event-stream": {"schema": EVENT_SCHEMA}},
         },
         **everywhere(NOT_FOUND, BUSY),
     },
