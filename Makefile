@@ -13,7 +13,7 @@ BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 QUICK_BENCHMARKS := $(shell grep -l -e '"--quick"' $(BENCHMARKS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench bench-quick chromium postgres clean
+.PHONY: help setup demo test test-all lint format bench bench-quick chromium postgres viewer clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,13 @@ postgres: ## install a PostgreSQL server for the tests of the service, if missin
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q postgresql </dev/null \
 	    || { apt-get update -q </dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -q postgresql </dev/null; } \
 	    || echo "PostgreSQL could not be installed. Tests that need it are skipped."; \
+	fi
+
+viewer: setup ## bring NiiVue into the package for the service's pages, if npm is there; never fails
+	@if command -v npm >/dev/null 2>&1; then \
+	  $(BIN)/python -m segcal.service.web.build_viewer || echo "NiiVue could not be had. Pages show slices drawn by the server."; \
+	else \
+	  echo "npm is missing: the pages show slices drawn by the server."; \
 	fi
 
 clean: ## remove caches, builds and demo_out (not .venv)
