@@ -90,7 +90,11 @@ class Browser:
 
     def open(self, path: Path) -> None:
         """Load a local page and wait until it is complete."""
-        self._command("POST", "/url", {"url": path.resolve().as_uri()})
+        self.visit(path.resolve().as_uri())
+
+    def visit(self, url: str) -> None:
+        """Load the page of an address and wait until it is complete."""
+        self._command("POST", "/url", {"url": url})
 
     def run(self, script: str, *arguments: object) -> Any:
         """The value that JavaScript returns."""

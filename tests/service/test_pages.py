@@ -265,6 +265,13 @@ def test_the_viewer_shows_what_its_address_says(filled: Api) -> None:
     assert "axial slice 3 of 4" in words(body(filled, f"/cases/{key}?axis=z&index=5"))
 
 
+def test_a_form_with_empty_fields_shows_the_usual_window(filled: Api) -> None:
+    """Browsers send every field of a form, also those that were left empty."""
+    key = filled.store.cases.page(search="hippocampus")[0].key
+    text = body(filled, f"/cases/{key}?layer=p1&axis=z&index=1&low=&high=&threshold=0.05&opacity=0.7")
+    assert f'id="slice" src="/v1/cases/{key}/slices/p1/z/1.png?threshold=0.05"' in text
+
+
 def test_the_viewer_refuses_what_cannot_be_shown(filled: Api) -> None:
     key = filled.store.cases.page(search="hippocampus")[0].key
     assert "no layer 'p9' of this case" in words(body(filled, f"/cases/{key}?layer=p9", 404))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
+from pydantic import BeforeValidator, Field
 from starlette.responses import HTMLResponse
 
 from segcal.errors import SegcalError
@@ -24,8 +25,14 @@ from segcal.service.web.viewer import THUMBNAIL_PIXELS, USUAL, Viewer, make_view
 MOST_NEIGHBOURS = 2000
 """Cases of a batch among which the previous and the next one are looked for."""
 
-Number = Annotated[float | None, Query(allow_inf_nan=False)]
-Share = Annotated[float | None, Query(ge=0, le=1)]
+
+def _none_if_empty(value: object) -> object:
+    """What a form sends for a field that was left empty."""
+    return None if value == "" else value
+
+
+Number = Annotated[Annotated[float, Field(allow_inf_nan=False)] | None, BeforeValidator(_none_if_empty), Query()]
+Share = Annotated[Annotated[float, Field(ge=0, le=1)] | None, BeforeValidator(_none_if_empty), Query()]
 
 
 def case_page_routes(store: Store, files: ServiceFiles, limits: QaSettings) -> APIRouter:
