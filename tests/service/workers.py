@@ -55,7 +55,8 @@ def worker_process(settings: ServiceSettings) -> subprocess.Popen[bytes]:
     code = (
         "import sys, threading\nfrom pathlib import Path\n"
         "from segcal.service.supervise import run_worker\nfrom tests.service.workers import FAKE_CHILD, settings_of\n"
-        "settings = settings_of(Path(sys.argv[1]), sys.argv[2], lease_s=float(sys.argv[3]), attempts=int(sys.argv[4]))\n"
+        "_, data, url, lease, attempts = sys.argv\n"
+        "settings = settings_of(Path(data), url, lease_s=float(lease), attempts=int(attempts))\n"
         "run_worker(settings, threading.Event(), child_command=FAKE_CHILD)\n"
     )
     limits = settings.limits
