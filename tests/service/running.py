@@ -6,12 +6,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import uvicorn
+from fastapi import FastAPI
+
+from segcal.service.api.connections import ImpatientProtocol
+from segcal.service.api.server import listen
 from tests.processes import heed_interrupts
 
 START_S, END_S = 90.0, 40.0
@@ -67,6 +73,20 @@ def running_service(folder: Path, *arguments: str, workers: int = 1) -> Iterator
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+@contextmanager
+def serving(app: FastAPI) -> Iterator[str]:
+    """An app of this process behind a real socket; gives its address."""
+    with listen("127.0.0.1", 0) as listening:
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, http=ImpatientProtocol, ws="none"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def _address(process: subprocess.Popen[str], told: Path, log: Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,18 @@ from typing import Any
 import pytest
 import requests
 import schemathesis
-import uvicorn
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from segcal.service.api.server import listen
 from tests.service.api_data import Api, add_calibrator, case_with_layers, finished_job, running_api
+from tests.service.running import serving
 from tests.service.test_api_jobs import write_manifest
 
 FAST, LONG = 12, 400
 JUDGED = {"POST /v1/calibrators", "POST /v1/cases", "POST /v1/jobs"}
-"""What they get is judged by its content, which no schema tells: a file that is no calibrator, a path that is not there."""
+"""What they get is judged by its content, which no schema tells: a file that is no calibrator, a missing path."""
 
 PATTERNS = {"job_id": r"[0-9a-f]{24}", "sha256": r"[0-9a-f]{64}", "key": r"[0-9]+", "name": r"[A-Za-z0-9_-]{1,100}"}
 
@@ -70,15 +68,8 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
     root = folder / "root"
     root.mkdir()
     write_manifest(root, "c1.npz")
-    with running_api(folder / "data", roots=(root,), require_tokens=True) as api, listen("127.0.0.1", 0) as listening:
-        server = uvicorn.Server(uvicorn.Config(api.app, log_config=None, http="h11", ws="none"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            yield Fuzzed(api, f"http://127.0.0.1:{listening.getsockname()[1]}")
-        finally:
-            server.should_exit = True
-            thread.join()
+    with running_api(folder / "data", roots=(root,), require_tokens=True) as api, serving(api.app) as url:
+        yield Fuzzed(api, url)
 
 
 def labels() -> list[str]:

@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from segcal.errors import UsageError
+from segcal.service.api.connections import ImpatientProtocol
 from segcal.service.api.context import ApiContext
 
 _GRACE_S = 10
@@ -50,7 +51,7 @@ def run_app(app: FastAPI, listening: socket.socket, started: Callable[[], None])
     """
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=ImpatientProtocol,
         ws="none",
         lifespan="on",
         log_config=None,
