@@ -130,6 +130,13 @@ class Cases:
             statement = select(func.count()).select_from(cases).where(*wanted.conditions())
             return int(connection.execute(statement).scalar_one())
 
+    def worst_first(self, *, batch: str, day: str, limit: int) -> list[tuple[int, str]]:
+        """Number and name of the cases of a batch on a day, in the order of `worst`; without their numbers, so fast."""
+        wanted = CaseFilter(batch, day)
+        statement = select(cases.c.key, cases.c.case_id).where(*wanted.conditions()).order_by(*_order("worst", False))
+        with self._database.read() as connection:
+            return [(int(row.key), str(row.case_id)) for row in connection.execute(statement.limit(limit))]
+
     def of_job(self, job_id: str) -> list[CaseRecord]:
         """All cases of a job, in the order the job gave them."""
         return self._records(select(cases).where(cases.c.job_id == job_id).order_by(cases.c.number))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import BeforeValidator, Field
@@ -22,8 +22,11 @@ from segcal.service.web.static import has_volume_viewer
 from segcal.service.web.view import Axis
 from segcal.service.web.viewer import THUMBNAIL_PIXELS, USUAL, Viewer, make_viewer, share_scale
 
-MOST_NEIGHBOURS = 2000
+MOST_NEIGHBOURS = 10_000
 """Cases of a batch among which the previous and the next one are looked for."""
+
+Neighbour: TypeAlias = tuple[int, str]
+"""Number and name of a case."""
 
 
 def _none_if_empty(value: object) -> object:
@@ -101,16 +104,15 @@ def _viewer(
     return make_viewer(record.key, folder, layer=layer, axis=axis, index=index, style=style), ""
 
 
-def _neighbours(store: Store, record: CaseRecord) -> tuple[CaseRecord | None, CaseRecord | None, str]:
+def _neighbours(store: Store, record: CaseRecord) -> tuple[Neighbour | None, Neighbour | None, str]:
     """The cases before and after this one in its batch on that day, worst first, and its place among them."""
-    batch = store.cases.page(batch=record.batch, day=record.day, sort="worst", limit=MOST_NEIGHBOURS)
-    keys = [each.key for each in batch]
-    if record.key not in keys:
+    batch = store.cases.worst_first(batch=record.batch, day=record.day, limit=MOST_NEIGHBOURS)
+    place = next((k for k, (key, _) in enumerate(batch) if key == record.key), None)
+    if place is None:
         return None, None, ""
-    k = keys.index(record.key)
-    before = batch[k - 1] if k else None
-    after = batch[k + 1] if k + 1 < len(batch) else None
-    return before, after, f"{k + 1} of {len(batch)}"
+    before = batch[place - 1] if place else None
+    after = batch[place + 1] if place + 1 < len(batch) else None
+    return before, after, f"{place + 1} of {len(batch)}"
 
 
 def _downloads(record: CaseRecord, files: ServiceFiles) -> list[tuple[str, int]]:

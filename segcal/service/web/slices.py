@@ -39,6 +39,7 @@ CACHE = LayerCache()
 
 Grey = NDArray[np.float32]
 Colours = NDArray[np.float32]
+Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +103,23 @@ class _Painter:
     style: SliceStyle
     cache: LayerCache
 
-    def draw(self, layer: Layer) -> Colours:
-        """(row, column, 3) in 0 to 1, enlarged to the size that was asked for."""
+    def draw(self, layer: Layer) -> Pixels:
+        """Coloured voxel by voxel, then enlarged to the size that was asked for; outlines are as fine as its pixels."""
         volume = self._volume(layer)
         # The orientation of the layer's own file: all files of a view share one grid.
         towards = self.view.orientation(volume.affine, self.axis)
-        below = _enlarged(self._background(towards), towards.aspect, self.style.size)
+        below = self._background(towards)
         if layer.kind == "image":
-            return below
+            return self._enlarged(_pixels(below), towards)
         shown = self._slice(volume, towards)
-        if layer.kind == "labels":
-            labels = _enlarged(shown, towards.aspect, self.style.size)
-            return _with_classes(np.float32(DIMMED) * below, labels, label_colours(self.view))
-        shares = _enlarged(volume.values(shown), towards.aspect, self.style.size)
-        return self._with_shares(below, shares, layer)
+        if layer.kind == "share":
+            return self._enlarged(_pixels(self._with_shares(below, volume.values(shown), layer)), towards)
+        colours = label_colours(self.view)
+        filled = self._enlarged(_pixels(_filled(np.float32(DIMMED) * below, shown, colours)), towards)
+        return _outlined(filled, self._enlarged(shown, towards), colours)
+
+    def _enlarged(self, values: AnyArray, towards: SliceView) -> AnyArray:
+        return _enlarged(values, towards.aspect, self.style.size)
 
     def _background(self, towards: SliceView) -> Colours:
         """The image in grey; even dark grey when there is none."""
@@ -161,16 +165,25 @@ def label_colours(view: View) -> dict[int, str]:
     return found if view.ignored is None else found | {view.ignored: FAINT}
 
 
-def _with_classes(below: Colours, labels: AnyArray, colours: Mapping[int, str]) -> Colours:
-    """Every class filled lightly, and outlined where another value begins."""
+def _filled(below: Colours, labels: AnyArray, colours: Mapping[int, str]) -> Colours:
+    """Every class in a light shade of its colour."""
     drawn = below.copy()
-    edge = _outline(labels)
     for value, colour in colours.items():
         mask = labels == value
-        rgb = np.array([int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)], dtype=np.float32)
-        drawn[mask] += np.float32(FILL) * (rgb - drawn[mask])
-        drawn[mask & edge] = rgb
+        drawn[mask] += np.float32(FILL) * (_rgb(colour) / np.float32(255) - drawn[mask])
     return drawn
+
+
+def _outlined(drawn: Pixels, labels: AnyArray, colours: Mapping[int, str]) -> Pixels:
+    """Every class in its full colour where another value begins."""
+    edge = _outline(labels)
+    for value, colour in colours.items():
+        drawn[edge & (labels == value)] = _rgb(colour)
+    return drawn
+
+
+def _rgb(colour: str) -> Pixels:
+    return np.array([int(colour[k : k + 2], 16) for k in (1, 3, 5)], dtype=np.uint8)
 
 
 def _outline(labels: AnyArray) -> NDArray[np.bool_]:
@@ -199,7 +212,11 @@ def _enlarged(values: AnyArray, aspect: float, size: int) -> AnyArray:
     return enlarged
 
 
-def _png(colours: Colours) -> bytes:
+def _pixels(colours: Colours) -> Pixels:
+    return np.rint(255 * colours).astype(np.uint8)
+
+
+def _png(pixels: Pixels) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(np.rint(255 * colours).astype(np.uint8)).save(buffer, format="png", compress_level=1)
+    Image.fromarray(pixels).save(buffer, format="png", compress_level=1)
     return buffer.getvalue()
