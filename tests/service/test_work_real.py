@@ -78,8 +78,22 @@ def test_the_phantom_serves_where_there_are_no_real_data(tmp_path: Path) -> None
         assert (found.folder / row.view / "view.json").is_file()
 
 
+@pytest.mark.slow
+def test_a_dask_cluster_gives_the_same_bytes(tmp_path: Path) -> None:
+    scale = pytest.importorskip("segcal.scale", exc_type=ImportError)
+    manifest = labelled_cases(tmp_path / "root", [f"c{k}" for k in range(6)])
+    manifest.resolve(manifest.case("c3").members[0]).write_bytes(b"no archive")
+    request = {"kind": "apply", "manifest": str(manifest.path)}
+    here = run(tmp_path / "here", request, manifest.root)
+    with scale.open_cluster(workers=2) as cases:
+        there = run(tmp_path / "there", request, manifest.root, case_map=cases)
+    assert there == here
+    assert here.result["n_failed"] == 1
+    assert contents(job_folder(tmp_path / "there")) == contents(job_folder(tmp_path / "here"))
+
+
 def test_sigterm_in_the_middle_leaves_whole_files_and_the_next_attempt_ends_the_same(tmp_path: Path) -> None:
-    manifest = labelled_cases(tmp_path / "root", [f"c{k:02d}" for k in range(10)])
+    manifest = labelled_cases(tmp_path / "root", [f"c{k:02d}" for k in range(6)])
     data = tmp_path / "data"
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(data), str(manifest.path)],

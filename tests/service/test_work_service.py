@@ -154,6 +154,7 @@ def test_a_manifest_that_leads_out_of_the_roots_is_refused_at_once(
     assert "member_0/x.npz" in answer.json()["detail"]
 
 
+@pytest.mark.slow
 def test_a_job_whose_process_was_killed_is_taken_up_again_and_ends_the_same(
     client: httpx.Client, service: Service, tmp_path: Path
 ) -> None:

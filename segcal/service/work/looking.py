@@ -10,6 +10,7 @@ from typing import Any
 from segcal.device import resolve_device
 from segcal.errors import OutputError, SegcalError
 from segcal.fitted import FittedCalibrator
+from segcal.io.atomic import remove_unfinished
 from segcal.manifest import Manifest
 from segcal.qa.case import QaMaps
 from segcal.qa.results import FlaggedCase, QaResult
@@ -112,6 +113,8 @@ def look(
         case_map=context.case_map,
         keep=keep,
     )
+    # What a machine of a cluster that was killed left half-written; its cases were looked at again elsewhere.
+    remove_unfinished(job.view)
     result = replace(result, failed=job.said_all(dict(result.failed)))
     result.save(fresh(job.qa))
     return result
