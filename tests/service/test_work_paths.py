@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,45 @@ def test_a_folder_out_of_which_a_link_leads_is_refused(tmp_path: Path) -> None:
     (folder / "deeper/case.npz").symlink_to("/etc/hostname")
     with pytest.raises(RefusedPathError, match=r"case\.npz"):
         check_folder(folder, roots)
+
+
+@pytest.mark.parametrize("through_link", [False, True])
+def test_a_pipe_is_refused_because_its_reader_would_wait_for_ever(
+    manifest: Manifest, tmp_path: Path, through_link: bool
+) -> None:
+    os.mkfifo(manifest.root / "pipe.mha")
+    name = "pipe.mha"
+    if through_link:
+        (manifest.root / "link.mha").symlink_to("pipe.mha")
+        name = "link.mha"
+    roots = Roots.of((manifest.root,))
+    with pytest.raises(RefusedPathError, match=f"image '{name}': neither a file nor a folder"):
+        check_manifest(changed(manifest, image=name), roots)
+    with pytest.raises(RefusedPathError, match="neither a file nor a folder"):
+        check_folder(manifest.root, roots)
+    with pytest.raises(RefusedPathError, match="neither a file nor a folder"):
+        load_manifest(manifest.root / name, roots)
+
+
+def test_whether_a_file_outside_exists_is_not_told(manifest: Manifest) -> None:
+    said = set()
+    for name in ("passwd", "nothing-of-this-name", "shadow"):
+        with pytest.raises(RefusedPathError) as refused:
+            check_manifest(changed(manifest, image=f"../../../../../../../../etc/{name}"), Roots.of((manifest.root,)))
+        said.add(str(refused.value).replace(name, ""))
+    assert len(said) == 1
+
+
+def test_links_are_followed_once_a_folder_and_not_once_a_file(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = manifest.model_dump(mode="json", exclude_none=True)
+    content["cases"] = [{**content["cases"][0], "id": f"c{k}"} for k in range(1000)]
+    asked: list[str | Path] = []
+    allow = Roots.allow
+    monkeypatch.setattr(Roots, "allow", lambda self, path: asked.append(path) or allow(self, path))
+    check_manifest(Manifest.from_content(content, manifest.path), Roots.of((manifest.root,)))
+    assert len(asked) == 4  # member_0, member_1, labels, images
 
 
 @pytest.mark.parametrize(

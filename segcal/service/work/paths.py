@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from segcal.service.work.pointers import check_image, check_self_contained
 
 def load_manifest(path: str | Path, roots: Roots) -> Manifest:
     """Read a manifest below the roots whose files all lie below them too."""
-    manifest = Manifest.load(roots.allow(path))
+    real = roots.allow(path)
+    _refuse_special(real, _mode(real))
+    manifest = Manifest.load(real)
     check_manifest(manifest, roots)
     return manifest
 
@@ -43,16 +46,12 @@ def check_folder(folder: str | Path, roots: Roots) -> Path:
     """The real path of a folder below the roots out of which no link leads.
 
     Raises:
-        RefusedPathError: it lies elsewhere, or holds a link to elsewhere.
+        RefusedPathError: it lies elsewhere, or holds a link to elsewhere or a pipe.
     """
-    real = roots.allow(folder)
+    real, checked = roots.allow(folder), _Checked(roots)
     for place, folders, names in os.walk(real):
         for name in (*folders, *names):
-            path = Path(place, name)
-            if path.is_symlink():
-                roots.allow(path)
-            if path.is_file():
-                check_self_contained(path)
+            check_self_contained(checked.allow(Path(place, name)))
     return real
 
 
@@ -64,11 +63,30 @@ class _Checked:
         self._folders: dict[Path, Path] = {}
 
     def allow(self, path: Path) -> Path:
-        if path.name in ("", "..") or path.is_symlink():
-            return self._roots.allow(path)
-        if path.parent not in self._folders:
-            self._folders[path.parent] = self._roots.allow(path.parent)
-        return self._folders[path.parent] / path.name
+        mode = _mode(path)
+        if path.name in ("", "..") or stat.S_ISLNK(mode):
+            real = self._roots.allow(path)
+            mode = _mode(real)
+        else:
+            if path.parent not in self._folders:
+                self._folders[path.parent] = self._roots.allow(path.parent)
+            real = self._folders[path.parent] / path.name
+        _refuse_special(real, mode)
+        return real
+
+
+def _mode(path: Path) -> int:
+    """What kind of thing a path is, links not followed; 0 when there is nothing."""
+    try:
+        return path.lstat().st_mode
+    except (OSError, ValueError):
+        return 0
+
+
+def _refuse_special(path: Path, mode: int) -> None:
+    """A pipe would keep its reader waiting for ever; what is not there is found out when it is read."""
+    if mode and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise RefusedPathError(f"{path.name!r}: neither a file nor a folder")
 
 
 def _named(case: ManifestCase) -> Iterator[tuple[str, str]]:
