@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from segcal.errors import UsageError
 
-from .common import DebugOption, Output, QuietOption, example
+from .common import DebugOption, JsonOption, Output, QuietOption, example
 
 if TYPE_CHECKING:
     from segcal.service.settings import Limits, ServiceSettings
@@ -62,6 +63,7 @@ def serve(
         str | None, typer.Option(metavar="ADDRESS", help="Let a Dask cluster work on the cases.")
     ] = None,
     settle: Annotated[float, typer.Option(min=0.0, help="Seconds a watched output must not have changed.")] = 10.0,
+    json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -90,7 +92,7 @@ def serve(
             if calibrator is not None
         ),
     )
-    _run(settings, workers, calibrator, Output(quiet=quiet))
+    _run(settings, workers, calibrator, Output(json=json, quiet=quiet))
 
 
 def size_of(text: str, option: str) -> int:
@@ -136,8 +138,10 @@ def _run(settings: ServiceSettings, workers: int, calibrator: Path | None, outpu
         raise UsageError(f"the service needs more packages ({error}): pip install 'segcal[service]'") from error
 
     def started(address: str) -> None:
-        # Also with --quiet: with port 0 this line is the only place that tells the port.
-        print(f"segcal serves {address}", flush=True)
+        if not output.json:
+            print(f"segcal serves {address}")  # also with --quiet: where port 0 led to is told nowhere else
+        output.result({"address": address, "tokens_required": settings.tokens_required, "data": settings.data})
+        sys.stdout.flush()
         if not settings.tokens_required:
             output.note("anybody on this machine may use it; --require-tokens changes that")
 

@@ -82,6 +82,24 @@ class TestTokens:
         for address in ("/v1/nothing", "/docs", "/redoc", "/openapi.json", "/v1/health/", "/v1/../v1/jobs"):
             assert guarded.client.get(address).status_code == 401
 
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "/v1/health%3F",
+            "/v1/health%23x",
+            "/login%3Fnext",
+            "/v1/health%2f..%2fjobs",
+            "/static/../v1/jobs",
+            "//v1/health",
+        ],
+    )
+    def test_a_path_that_only_looks_open_is_not(self, guarded: Api, path: str) -> None:
+        status, content = guarded.raw_get(path)
+        assert status in (401, 404)
+        assert b"alive" not in content
+        if not path.startswith("/static/"):
+            assert status == 401
+
     def test_expired_and_revoked_tokens_open_nothing(self, guarded: Api) -> None:
         expired = guarded.token("admin", expires=1.0)
         revoked = guarded.token("admin")

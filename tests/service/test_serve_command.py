@@ -171,6 +171,27 @@ def test_a_port_in_use_is_told_before_anything_is_made(tmp_path: Path) -> None:
     assert not (tmp_path / "data" / "segcal.db").exists()
 
 
+def test_json_tells_the_address_in_one_object(tmp_path: Path) -> None:
+    told = tmp_path / "told.json"
+    with told.open("w") as stdout:
+        process = subprocess.Popen(
+            [SEGCAL, "serve", "--data", str(tmp_path / "data"), "--port", "0", "--workers", "0", "--json"],
+            stdout=stdout,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    try:
+        until = time.monotonic() + 60
+        while not told.read_text() and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        values = json.loads(told.read_text())
+        assert values["tokens_required"] is False
+        assert httpx.get(f"{values['address']}/v1/health").json() == {"status": "alive"}
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
+
+
 @pytest.mark.parametrize(
     ("text", "size"), [("2G", 2 << 30), ("512m", 512 << 20), ("10", 10), ("1KiB", 1024), (" 3tb ", 3 << 40)]
 )

@@ -58,6 +58,11 @@ def find_caller(headers: Headers, store: Store, *, tokens_required: bool) -> Cal
     return ANYBODY_HERE if caller is None and not tokens_required else caller
 
 
+def says_who(headers: Headers) -> bool:
+    """Whether there is anything to look up in the store."""
+    return "authorization" in headers or "cookie" in headers
+
+
 def cookie_token(headers: Headers) -> str | None:
     """The token in the cookie that the login page set."""
     try:

@@ -15,7 +15,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from segcal.service.api.auth import Caller, find_caller
+from segcal.service.api.auth import Caller, find_caller, says_who
 from segcal.service.api.context import ApiContext
 from segcal.service.api.hosts import came_through_proxy, from_other_site, known_host, says_own_site
 from segcal.service.api.problems import FORBIDDEN, NO_STORE, NOT_SIGNED_IN, WRONG_HOST, problem
@@ -63,11 +63,14 @@ class Gate:
 
     async def _caller(self, request: Request) -> Response | None:
         """Note who asks; the refusal if nobody known does, or they may not."""
-        path = request.url.path
+        # As the router sees it: in the address, an encoded `?` or `#` would end the path early.
+        path = request.scope["path"]
         if path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
             return None
         try:
-            caller = await to_thread.run_sync(self._find, request.headers)
+            # Only a token has to be looked up; without one, no thread is needed.
+            headers = request.headers
+            caller = await to_thread.run_sync(self._find, headers) if says_who(headers) else self._find(headers)
         except StoreError as error:
             return problem(NO_STORE, str(error))
         if caller is None:
@@ -84,16 +87,17 @@ class Gate:
 
 
 def _needed(request: Request) -> Scope:
-    if request.method in _READING or request.url.path in _ANY_READER_MAY_POST:
+    if request.method in _READING or request.scope["path"] in _ANY_READER_MAY_POST:
         return "read"
     return "submit"
 
 
 def _sign_in(request: Request) -> Response:
     """Browsers that open a page are sent to the login page; programs get 401."""
-    is_page = request.method == "GET" and not request.url.path.startswith("/v1/")
+    path = request.scope["path"]
+    is_page = request.method == "GET" and not path.startswith("/v1/")
     if is_page and "text/html" in request.headers.get("accept", ""):
-        return RedirectResponse(f"/login?next={quote(request.url.path, safe='/')}", status_code=303)
+        return RedirectResponse(f"/login?next={quote(path, safe='/')}", status_code=303)
     return problem(
         NOT_SIGNED_IN,
         "send a valid token as `Authorization: Bearer segcal_…`; whoever runs segcal makes one with `segcal token`",

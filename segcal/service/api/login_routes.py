@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
 from urllib.parse import parse_qs, quote
 
 from anyio import to_thread
@@ -12,6 +11,7 @@ from starlette.responses import HTMLResponse, RedirectResponse
 from segcal.service.api.auth import COOKIE
 from segcal.service.api.context import Context
 from segcal.service.api.problems import BAD_REQUEST, ProblemError
+from segcal.service.web.render import login_page
 
 router = APIRouter(include_in_schema=False)
 
@@ -20,9 +20,9 @@ _LONGEST_FORM = 4096
 
 
 @router.get("/login")
-def login_page(context: Context, request: Request) -> Response:
+def login_form(request: Request) -> Response:
     """The form."""
-    return _page(request, local_path(request.query_params.get("next", "")), wrong=False)
+    return _page(local_path(request.query_params.get("next", "")), wrong=False)
 
 
 @router.post("/login")
@@ -35,7 +35,7 @@ async def login(context: Context, request: Request) -> Response:
     text, following = form.get("token", [""])[0].strip(), local_path(form.get("next", [""])[0])
     token = await to_thread.run_sync(context.store.tokens.check, text) if text.isascii() else None
     if token is None:
-        return _page(request, following, wrong=True)
+        return _page(following, wrong=True)
     answer = RedirectResponse(following, status_code=303)
     # The browser tells how the page was reached; what a proxy says about that could be anybody's word.
     secure = request.headers.get("origin", "").startswith("https://")
@@ -57,18 +57,5 @@ def local_path(text: str) -> str:
     return quote(text, safe="/?=&%-._~") if plain and len(text) < 1000 else "/"
 
 
-def _page(request: Request, following: str, *, wrong: bool) -> Response:
-    """The pages' own template when they are there, a plain form otherwise."""
-    status = 401 if wrong else 200
-    draw = getattr(request.app.state, "login_page", None)
-    if draw is not None:
-        return HTMLResponse(draw(following=following, wrong=wrong), status_code=status)
-    note = "<p role='alert'>This token is not valid.</p>" if wrong else ""
-    return HTMLResponse(
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>segcal</title></head><body><main>"
-        f"<h1>Sign in</h1>{note}<form method='post' action='/login'><label>Token "
-        "<input type='password' name='token' autocomplete='current-password' required autofocus></label>"
-        f"<input type='hidden' name='next' value='{escape(following, quote=True)}'><button>Sign in</button></form>"
-        "</main></body></html>",
-        status_code=status,
-    )
+def _page(following: str, *, wrong: bool) -> Response:
+    return HTMLResponse(login_page(following=following, wrong=wrong), status_code=401 if wrong else 200)

@@ -26,6 +26,8 @@ from segcal.service.errors import (
 MEDIA_TYPE = "application/problem+json"
 PREFIX = "urn:segcal:problem:"
 _MOST_ERRORS = 50
+_SCHEMA = {"schema": {"$ref": "#/components/schemas/Problem"}}
+_RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
 
 
 class FieldError(BaseModel):
@@ -120,14 +122,14 @@ def kind_of(error: SegcalError) -> Kind:
 
 def documented(*kinds: Kind) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route that may answer with these problems."""
-    titles: dict[int, list[str]] = {}
+    found: dict[int | str, dict[str, Any]] = {}
     for kind in kinds:
-        titles.setdefault(kind.status, []).append(kind.title)
-    schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
-    return {
-        status: {"description": "; ".join(dict.fromkeys(texts)), "content": {MEDIA_TYPE: schema}}
-        for status, texts in titles.items()
-    }
+        answer = found.setdefault(kind.status, {"description": kind.title, "content": {MEDIA_TYPE: _SCHEMA}})
+        if kind.title not in answer["description"]:
+            answer["description"] += f"; {kind.title[0].lower()}{kind.title[1:]}"
+        if kind.retry_after_s is not None:
+            answer["headers"] = _RETRY_AFTER
+    return found
 
 
 def handle_problems(app: FastAPI) -> None:
