@@ -354,6 +354,18 @@ def test_a_job_shows_its_cases_files_and_report(filled: Api) -> None:
     assert "b_flagged" in text
 
 
+def test_an_evaluation_shows_what_it_measured_and_notes(api: Api) -> None:
+    job_id = submit(api)
+    claim = api.store.jobs.claim("worker", 60.0)
+    assert claim is not None
+    pipelines = [{"name": "cms_ap(z)", "nll": 0.0371, "ece": 0.0039, "dsc": 0.85, "flip": 0.0, "ace": None}]
+    result = {"pipelines": pipelines, "notes": ["2 cases have no `label`"]}
+    assert api.store.jobs.finish(claim, message="measured", result=result)
+    text = words(body(api, f"/jobs/{job_id}"))
+    assert "cms_ap(z) 0.0371 0.0039 — — 85.00 % 0.00 %" in text
+    assert "2 cases have no label" in text
+
+
 def test_a_job_is_cancelled_from_its_page(filled: Api) -> None:
     job = filled.store.jobs.page(state="queued")[0]
     assert "Cancel this job" in body(filled, f"/jobs/{job.id}")
@@ -399,7 +411,9 @@ def test_a_calibrator_tells_how_it_was_made_where_it_is_used_and_what_was_measur
     while (claim := filled.store.jobs.claim("worker", 60.0)) is not None and claim.job.id != job.id:
         pass
     assert claim is not None
-    assert filled.store.jobs.finish(claim, message="", result={"calibrators": [record.sha256]})
+    assert filled.store.jobs.finish(
+        claim, message="", result={"calibrators": [{"sha256": record.sha256, "method": "ts"}]}
+    )
     text = words(body(filled, f"/calibrators/{record.sha256}"))
     assert "method ts" in text
     assert "classes background, anterior, posterior" in text

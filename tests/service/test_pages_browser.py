@@ -9,8 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from segcal.manifest import Manifest
+from segcal.service.files import ServiceFiles
 from segcal.service.model import JobProgress, NewCase
 from segcal.service.requests import QaRequest
 from segcal.service.store import Store
@@ -282,6 +285,36 @@ def test_a_running_job_is_followed_to_its_end(site: Site) -> None:
     site.wait(lambda: site.run(CASES) == ["followed_case"], "the case is listed")
     assert "1 case looked at" in site.text("#live")
     assert site.run("return document.getElementById('job').dataset.state") == "done"
+
+
+@pytest.mark.slow
+def test_a_submitted_job_is_followed_from_the_first_page_to_the_slices_of_its_case(
+    site: Site, tmp_path: Path, hippocampus: Path
+) -> None:
+    """All of it real: the examples of the empty page, a worker process, its progress, its results."""
+    manifest = Manifest.load(hippocampus / "manifest.yaml")
+    calibrator = ServiceFiles(site.filled.data).calibrator(site.filled.other.sha256)
+    with running_service(tmp_path, "--root", str(hippocampus)) as service, httpx.Client(base_url=service.url) as client:
+        visitor = replace(site, url=service.url)
+        visitor.go("/")
+        assert f"'{service.url}/v1/calibrators?name=cms_ap'" in visitor.text()
+        binary = {"Content-Type": "application/octet-stream"}
+        answer = client.post("/v1/calibrators?name=cms_ap", content=calibrator.read_bytes(), headers=binary)
+        assert answer.status_code == 201, answer.text
+        request = {
+            "kind": "apply",
+            "calibrator": answer.json()["sha256"],
+            "manifest": str(manifest.path),
+            "cases": list(manifest.split_ids(0).test[:3]),
+        }
+        job = client.post("/v1/jobs", json=request).json()
+        visitor.go(f"/jobs/{job['id']}")
+        names = visitor.wait(lambda: visitor.run(CASES), "the cases are listed")
+        assert sorted(names) == sorted(request["cases"])
+        assert "done" in visitor.text("#live")
+        visitor.submit("tbody th a")
+        visitor.wait(lambda: visitor.run("return document.getElementById('slice').naturalWidth"), "its slice is drawn")
+        assert "Reliability, from the label" in visitor.text()
 
 
 def test_the_list_of_jobs_keeps_itself_current(site: Site) -> None:

@@ -15,6 +15,7 @@ from segcal.service.api.auth import Caller, allowed
 from segcal.service.model import CalibratorRecord, Job
 from segcal.service.settings import ServiceSettings
 from segcal.service.store import Store, TrendPoint
+from segcal.service.web.job_pages import made_by
 from segcal.service.web.reliability import pooled_errors
 from segcal.service.web.render import PageRoute, page
 from segcal.service.web.wording import moment, percent, setting, signed
@@ -177,6 +178,6 @@ def _reports(store: Store, sha256: str) -> list[Job]:
         job
         for kind in ("evaluate", "fit")
         for job in store.jobs.page(state="done", kind=kind, limit=MOST_JOBS)
-        if sha256 in (job.request.get("calibrators") or []) or sha256 in (job.result.get("calibrators") or [])
+        if sha256 in (job.request.get("calibrators") or []) or sha256 in made_by(job)
     ]
     return sorted(found, key=lambda job: job.id, reverse=True)

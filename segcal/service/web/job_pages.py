@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import HTMLResponse, RedirectResponse
 
+from segcal.report.wording import MEASURES, number
 from segcal.service.api.answers import ResultFile
 from segcal.service.api.auth import Caller, allowed
 from segcal.service.api.results import REPORTS, list_results
@@ -17,6 +18,7 @@ from segcal.service.store import Store
 from segcal.service.web.render import PageRoute, address, page
 
 PAGE_JOBS, PAGE_FILES = 50, 200
+PIPELINE_COLUMNS = ("nll", "ece", "ba_ece", "ace", "dsc", "flip")
 
 JobId = Annotated[str, Path(pattern=r"^[0-9a-f]{24}$")]
 
@@ -64,6 +66,8 @@ def job_routes(store: Store, files: ServiceFiles) -> APIRouter:
             results=_worth_listing(results),
             n_results=len(results),
             page_files=PAGE_FILES,
+            pipeline_columns=[MEASURES[name] for name in PIPELINE_COLUMNS],
+            pipelines=_measured(found),
             now=store.now(),
         )
 
@@ -80,15 +84,26 @@ def _worth_listing(results: list[ResultFile]) -> list[ResultFile]:
     return [file for file in results if not file.path.startswith("view/")][:PAGE_FILES]
 
 
+def made_by(job: Job) -> list[str]:
+    """Hashes of the calibrators that a job of kind `fit` made."""
+    return [each["sha256"] for each in job.result.get("calibrators") or []]
+
+
 def _calibrators(store: Store, job: Job) -> list[CalibratorRecord]:
     """Those a job was asked to use, and those it made."""
     named = [job.request.get("calibrator"), *(job.request.get("calibrators") or [])]
-    made = job.result.get("calibrators") or []
-    hashes = dict.fromkeys(text for text in [*named, *made] if isinstance(text, str))
     found = []
-    for sha256 in hashes:
+    for sha256 in dict.fromkeys(text for text in [*named, *made_by(job)] if text):
         try:
             found.append(store.calibrators.get(sha256))
         except UnknownError:
             continue
     return found
+
+
+def _measured(job: Job) -> list[tuple[str, ...]]:
+    """What an evaluation or a study measured: a row a pipeline, as `PIPELINE_COLUMNS`."""
+    return [
+        (str(each["name"]), *(number(each.get(name), name) for name in PIPELINE_COLUMNS))
+        for each in job.result.get("pipelines") or []
+    ]
