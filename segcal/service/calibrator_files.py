@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from segcal.fitted import load_calibrator
-from segcal.io.atomic import atomic_write
+from segcal.io.atomic import TEMPORARY_PREFIX, atomic_write
 from segcal.service.files import ServiceFiles
 from segcal.service.model import CalibratorRecord
 from segcal.service.store import Store
+
+_LEFTOVER_S = 3600.0
 
 
 def import_calibrator(path: Path, name: str, files: ServiceFiles, store: Store) -> CalibratorRecord:
@@ -29,6 +33,7 @@ def keep_calibrator(path: Path, name: str, files: ServiceFiles, *, created: floa
     info = load_calibrator(path).info
     content = path.read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()
+    _remove_old_leftovers(files.calibrators)
     with atomic_write(files.calibrator(sha256)) as temporary:
         temporary.write_bytes(content)
     return CalibratorRecord(
@@ -42,3 +47,11 @@ def keep_calibrator(path: Path, name: str, files: ServiceFiles, *, created: floa
         retired=None,
         info=json.loads(info.to_json()),
     )
+
+
+def _remove_old_leftovers(folder: Path) -> None:
+    """Clear away what processes that were killed left half-written; never what another one is writing now."""
+    for leftover in folder.glob(f"{TEMPORARY_PREFIX}*"):
+        with suppress(FileNotFoundError):
+            if time.time() - leftover.stat().st_mtime > _LEFTOVER_S:
+                leftover.unlink()

@@ -33,6 +33,8 @@ Answer = TypeVar("Answer")
 
 IDLE_SECONDS = 1.0
 TICK_SECONDS = 0.5
+RENEW_SECONDS = 1.0
+"""Between heartbeats, which also show the progress and learn of a cancellation; less where the lease is short."""
 
 
 class Worker:
@@ -113,7 +115,7 @@ class Worker:
     def _follow(self, claim: Claim, child: ChildProcess, stop: threading.Event) -> End:
         """Listen to the child, keep the lease, heed requests to stop."""
         lease_s = self._settings.limits.lease_seconds
-        every_s = min(5.0, lease_s / 6)
+        every_s = min(RENEW_SECONDS, lease_s / 6)
         held_until, renewed = time.monotonic() + lease_s, time.monotonic()
         progress: JobProgress | None = None
         while True:
@@ -188,10 +190,13 @@ class Worker:
             self._try("show up", lambda: self._store.workers.beat(self.name, job_id))
 
     def _disk_is_full(self) -> bool:
-        limit = self._settings.limits.free_disk_bytes
-        full = shutil.disk_usage(self._settings.data).free < limit
+        try:
+            full = shutil.disk_usage(self._settings.data).free < self._settings.limits.free_disk_bytes
+        except OSError:  # a shared folder that is away for a while
+            full = True
         if full != self._paused:
-            log.warning("disk of %s: %s", self._settings.data, "nearly full, no job is begun" if full else "room again")
+            state = "nearly full or not there: no job is begun" if full else "there is room again"
+            log.warning("disk of %s: %s", self._settings.data, state)
         self._paused = full
         return full
 
@@ -207,6 +212,9 @@ class Worker:
         )
 
     def _ready_child(self) -> ChildProcess:
+        limit = self._settings.limits.job_memory_bytes
+        if self._child is not None and limit is not None and self._child.resident_bytes > limit / 2:
+            self._end_child(kill=False)  # what earlier jobs left behind must not count against the next one
         if self._child is None or not self._child.alive():
             self._end_child(kill=True)
             self._child = ChildProcess(self._command)
