@@ -121,6 +121,17 @@ def test_an_image_keeps_its_intensities_to_half_a_step_and_whole_numbers_exactly
     assert (layer(folder.parent / "1", "image")[1] == whole).all()
 
 
+def test_an_image_that_lies_elsewhere_in_space_is_shown_with_a_note(manifest: Manifest, tmp_path: Path) -> None:
+    values = np.arange(8 * 16 * 16, dtype=np.int16).reshape(8, 16, 16)
+    nib.save(nib.Nifti1Image(values.T, np.eye(4)), manifest.root / "images/a_0000.nii.gz")
+    outcome = run(tmp_path / "data", request(manifest), manifest.root)
+    folder, view = first_view(outcome, tmp_path / "data")
+    assert (layer(folder, "image")[1] == values).all()
+    assert "a_0000.nii.gz: its header puts it elsewhere" in view["notes"][0]
+    assert outcome.cases[0].numbers["notes"] == view["notes"]
+    assert "notes" not in outcome.cases[1].numbers
+
+
 @pytest.mark.parametrize("kind", ["classes", "regions", "cropped", "ignored"])
 def test_reliability_tables_are_those_of_evaluate(tmp_path: Path, kind: str) -> None:
     root = tmp_path / "root"

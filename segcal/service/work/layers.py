@@ -87,12 +87,18 @@ class CaseLayers:
         if self.maps.image is None:
             return
         try:
-            values = read_image(self.maps.image).values
+            picture = read_image(self.maps.image)
+            values = picture.values
             if values.shape[1:] != self.shape:
                 raise GeometryError(f"{self.maps.image.name}: its grid {values.shape[1:]} is not that of the maps")
         except SegcalError as error:
             self.notes.append(f"the image cannot be shown: {error}")
             return
+        if not self.grid.agrees_with(picture.grid):
+            self.notes.append(
+                f"{self.maps.image.name}: its header puts it elsewhere in space than the prediction; it is shown voxel "
+                "by voxel, as the network saw it"
+            )
         # Several channels of a volume are sequences, of which one is shown; those of a flat picture are colours.
         shown = values.mean(0) if len(values) == 3 and self.shape[0] == 1 else values[0]
         stored = stored_image(shown)

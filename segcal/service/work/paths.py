@@ -14,10 +14,13 @@ from segcal.service.work.pointers import check_image, check_self_contained
 
 
 def load_manifest(path: str | Path, roots: Roots) -> Manifest:
-    """Read a manifest below the roots whose files all lie below them too."""
+    """Read a manifest below the roots whose files all lie below them too.
+
+    It is read by the path that was given, so that messages name that one and not where links lead.
+    """
     real = roots.allow(path)
     _refuse_special(real, _mode(real))
-    manifest = Manifest.load(real)
+    manifest = Manifest.load(path)
     check_manifest(manifest, roots)
     return manifest
 
