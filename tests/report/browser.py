@@ -113,6 +113,13 @@ class Browser:
         """Focus an element and type."""
         self._command("POST", f"/element/{element}/value", {"text": keys})
 
+    def press_key(self, key: str) -> None:
+        """Press and release a key wherever the focus is; `key` as JavaScript names it: Tab, Enter."""
+        code, text = {"Tab": (9, ""), "Enter": (13, "\r")}[key]
+        same: dict[str, object] = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        self.devtools("Input.dispatchKeyEvent", type="keyDown", text=text, **same)
+        self.devtools("Input.dispatchKeyEvent", type="keyUp", **same)
+
     def console(self) -> list[dict[str, Any]]:
         """Messages of the console since the last call."""
         messages: list[dict[str, Any]] = self._command("POST", "/se/log", {"type": "browser"})

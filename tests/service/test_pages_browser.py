@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from segcal.manifest import Manifest
 from segcal.service.files import ServiceFiles
 from segcal.service.model import JobProgress, NewCase
 from segcal.service.requests import QaRequest
+from segcal.service.settings import Limits
 from segcal.service.store import Store
 from segcal.service.web.static import has_volume_viewer
 from tests.report.browser import Browser, find_programs
@@ -288,6 +290,25 @@ def test_a_running_job_is_followed_to_its_end(site: Site) -> None:
 
 
 @pytest.mark.slow
+def test_a_job_is_followed_also_when_no_more_event_streams_are_given(site: Site) -> None:
+    request = QaRequest(calibrator=site.filled.calibrator.sha256, manifest="/data/manifest.yaml")
+    job = site.store.jobs.submit(request, batch="crowded", submitted_by="anna", queue_limit=100)
+    with ExitStack() as crowd:
+        client = crowd.enter_context(httpx.Client(base_url=site.url, limits=httpx.Limits(max_connections=200)))
+        for _ in range(Limits().event_streams):
+            crowd.enter_context(client.stream("GET", f"/v1/jobs/{job.id}/events"))
+        site.go(f"/jobs/{job.id}")
+        claim = claim_next(site.store)
+        site.store.jobs.renew(claim, 600.0, JobProgress("cases", 2, 3))
+        site.wait(lambda: "cases 2 of 3" in site.text("#live"), "the page asks by itself")
+        site.store.jobs.fail(claim, "the crowd was too large")
+        site.wait(lambda: site.run("return document.getElementById('cancel') === null"), "the page is asked for anew")
+        assert "the crowd was too large" in site.text("#live")
+    refused = [text for text in site.errors() if "429" not in text]
+    assert refused == []
+
+
+@pytest.mark.slow
 def test_a_submitted_job_is_followed_from_the_first_page_to_the_slices_of_its_case(
     site: Site, tmp_path: Path, hippocampus: Path
 ) -> None:
@@ -409,6 +430,21 @@ def test_pages_fit_the_window_and_text_stands_out_in_both_modes(site: Site, path
                 assert contrast(site.browser, selector) >= 4.5, (scheme, selector)
         background[scheme] = site.run("return getComputedStyle(document.body).backgroundColor")
     assert background["light"] != background["dark"]
+
+
+def test_tab_makes_the_way_to_the_content_visible_and_focus_shows(site: Site) -> None:
+    site.go("/cases")
+    site.browser.press_key("Tab")
+    assert site.run("return document.activeElement.className") == "skip"
+    assert site.run("return document.activeElement.getBoundingClientRect().left") >= 0
+    site.browser.press_key("Enter")
+    site.wait(lambda: site.run("return document.activeElement.id") == "main", "the content has the focus")
+    site.browser.press_key("Tab")
+    assert site.run("return document.activeElement.name") == "search"
+    outline = "const s = getComputedStyle(document.activeElement); return [s.outlineStyle, parseFloat(s.outlineWidth)]"
+    style, width = site.run(outline)
+    assert style == "solid"
+    assert width >= 2
 
 
 @pytest.mark.parametrize("path", PATHS)
