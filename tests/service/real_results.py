@@ -71,12 +71,17 @@ def applied(
     return Results(data, job_id, request, outcome, fitted)
 
 
-def hippocampus_results(hippocampus: Path, data: Path, *, n_cases: int = 6, n_calibration: int = 8) -> Results:
-    """Cases of the really trained ensemble: fitted on calibration cases of split 0, applied to its first test cases."""
+def hippocampus_results(
+    hippocampus: Path, data: Path, *, n_cases: int = 6, n_calibration: int = 8, cases: Sequence[str] = ()
+) -> Results:
+    """Cases of the really trained ensemble: fitted on calibration cases of split 0, applied to its first test cases.
+
+    Or to `cases`: hippocampus_199, _219, _222 and _243 have many flags.
+    """
     manifest = Manifest.load(hippocampus / "manifest.yaml")
     split = manifest.split_ids(0)
     fitted = quick_fit(manifest, split.calibration[:n_calibration])
-    return applied(manifest, fitted, data, split.test[:n_cases])
+    return applied(manifest, fitted, data, cases or split.test[:n_cases])
 
 
 def phantom_results(folder: Path, data: Path, *, n_cases: int = 4) -> Results:

@@ -17,7 +17,7 @@ from scipy.special import entr
 from segcal.apply import apply_calibrator
 from segcal.case_map import Item, Outcome, Result, in_process
 from segcal.cases import load_case
-from segcal.errors import DataError, Interrupted
+from segcal.errors import DataError, Interrupted, UsageError
 from segcal.evaluation.run import evaluate
 from segcal.fitted import FittedCalibrator
 from segcal.manifest import Manifest
@@ -221,6 +221,12 @@ def test_a_job_without_a_single_good_case_has_failed_with_the_reason(manifest: M
         manifest.resolve(case.members[0]).write_bytes(b"no archive")
     with pytest.raises(DataError, match=r"none of the 3 cases could be done; the first: .*a\.npz"):
         run(tmp_path / "data", request(manifest), manifest.root)
+
+
+@pytest.mark.parametrize("kind", ["apply", "qa"])
+def test_a_request_for_no_case_is_refused(manifest: Manifest, tmp_path: Path, kind: str) -> None:
+    with pytest.raises(UsageError, match="no case to work on"):
+        run(tmp_path / "data", request(manifest, cases=[]) | {"kind": kind}, manifest.root)
 
 
 def test_a_broken_image_or_label_is_noted_and_the_case_still_looked_at(manifest: Manifest, tmp_path: Path) -> None:

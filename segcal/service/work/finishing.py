@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from segcal.errors import DataError
+from segcal.errors import DataError, UsageError
 from segcal.qa.results import CSV_FILE, JSON_FILE, PAGE_FILE, QaResult
 from segcal.service.model import NewCase
 from segcal.service.work.context import JobFolder
@@ -17,9 +17,12 @@ def check_some_worked(ids: Sequence[str], failed: Mapping[str, str]) -> None:
     """A job without a single case that could be done has failed.
 
     Raises:
+        UsageError: there is no case at all.
         DataError: with the message of the first case, which is often that of all.
     """
-    if ids and all(case_id in failed for case_id in ids):
+    if not ids:
+        raise UsageError("there is no case to work on; leave `cases` out to take all")
+    if all(case_id in failed for case_id in ids):
         first = failed[ids[0]]
         raise DataError(first if len(ids) == 1 else f"none of the {len(ids)} cases could be done; the first: {first}")
 
