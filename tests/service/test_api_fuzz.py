@@ -20,7 +20,7 @@ from tests.service.api_data import Api, add_calibrator, case_with_layers, finish
 from tests.service.running import serving
 from tests.service.test_api_jobs import write_manifest
 
-FAST, LONG = 12, 400
+FAST, LONG = 12, 100
 JUDGED = {"POST /v1/calibrators", "POST /v1/cases", "POST /v1/jobs"}
 """What they get is judged by its content, which no schema tells: a file that is no calibrator, a missing path."""
 

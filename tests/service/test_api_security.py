@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.datastructures import Headers
 
 from segcal.service.api.auth import COOKIE
 from segcal.service.api.doorway import CONTENT_SECURITY_POLICY, SECURITY_HEADERS
 from segcal.service.api.gate import OPEN_PATHS
-from segcal.service.api.hosts import host_name
+from segcal.service.api.hosts import from_other_site, host_name
 from segcal.service.api.log import JsonLines
 from segcal.service.api.login_routes import local_path
 from segcal.service.settings import ServiceSettings, is_loopback
@@ -259,6 +260,10 @@ class TestOrigins:
         {"Origin": "http://127.0.0.1:9999"},
         {"Origin": "http://127.0.0.1:8421.evil.example"},
         {"Origin": "http://["},
+        {"Origin": "http://127.0.0.1"},
+        {"Origin": "ftp://127.0.0.1:8421"},
+        {"Origin": "127.0.0.1:8421"},
+        {"Origin": ""},
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site"},
         {"Origin": ADDRESS, "Sec-Fetch-Site": "cross-site"},
@@ -275,6 +280,22 @@ class TestOrigins:
         job = finished_job(api)
         for headers in ({}, {"Origin": ADDRESS}, {"Origin": ADDRESS, "Sec-Fetch-Site": "same-origin"}):
             assert api.client.post(f"/v1/jobs/{job.id}/cancel", headers=headers).status_code == 200
+
+    @pytest.mark.parametrize(
+        ("host", "origin", "same"),
+        [
+            ("segcal.org", "https://segcal.org", True),
+            ("segcal.org:443", "https://segcal.org", True),
+            ("Segcal.org:8443", "https://segcal.org:8443", True),
+            ("segcal.org", "https://segcal.org:8443", False),
+            ("segcal.org:443", "http://segcal.org", False),
+            ("segcal.org", "https://www.segcal.org", False),
+            ("segcal.org", "https://segcal.org.evil.example", False),
+            ("segcal.org", "https://segcal.org@evil.example", False),
+        ],
+    )
+    def test_a_proxy_may_write_the_port_that_browsers_leave_out(self, host: str, origin: str, same: bool) -> None:
+        assert from_other_site(Headers({"host": host, "origin": origin})) is not same
 
     def test_with_a_cookie_the_browser_has_to_say_that_it_is_our_page(self, guarded: Api) -> None:
         job = finished_job(guarded)

@@ -8,13 +8,13 @@ page that a request comes from.
 from __future__ import annotations
 
 import re
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
 from segcal.service.settings import ServiceSettings, is_loopback
 
-_HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9._-]{1,253}))(?::[0-9]{1,5})?")
+_HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9._-]{1,253}))(?::(?P<port>[0-9]{1,5}))?")
+_PORTS = {"http": 80, "https": 443}
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})
 _PROXIED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")
 
@@ -42,7 +42,7 @@ def from_other_site(headers: Headers) -> bool:
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None and site not in ("same-origin", "none"):
         return True
-    return origin is not None and _place(origin) != headers.get("host", "").lower()
+    return origin is not None and not _same_place(origin, headers.get("host", ""))
 
 
 def says_own_site(headers: Headers) -> bool:
@@ -56,8 +56,14 @@ def came_through_proxy(headers: Headers) -> bool:
     return any(name in headers for name in _PROXIED)
 
 
-def _place(origin: str) -> str | None:
-    try:
-        return urlsplit(origin).netloc.lower() or None
-    except ValueError:
-        return None
+def _same_place(origin: str, host: str) -> bool:
+    """Whether an Origin is that of the pages under a Host; a proxy may write the port that a browser leaves out."""
+    scheme, _, place = origin.lower().partition("://")
+    if scheme not in _PORTS or host_name(place) is None or host_name(place) != host_name(host):
+        return False
+    return _port(place, _PORTS[scheme]) == _port(host, _PORTS[scheme])
+
+
+def _port(host: str, usual: int) -> int:
+    match = _HOST.fullmatch(host)
+    return usual if match is None or match["port"] is None else int(match["port"])
