@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,18 @@ from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from tests.service.api_data import Api, add_calibrator, case_with_layers, finished_job, running_api
+from tests.service.postgres import running_postgres
 from tests.service.running import serving
 from tests.service.test_api_jobs import write_manifest
 
 FAST, LONG = 12, 100
-JUDGED = {"POST /v1/calibrators", "POST /v1/cases", "POST /v1/jobs"}
-"""What they get is judged by its content, which no schema tells: a file that is no calibrator, a missing path."""
+JUDGED = {
+    "POST /v1/calibrators",
+    "POST /v1/cases",
+    "POST /v1/jobs",
+    "GET /v1/cases/{key}/slices/{name}/{axis}/{index}.png",
+}
+"""These may refuse what fits the schema: a file that is no calibrator, a missing path, a window that does not rise."""
 
 PATTERNS = {"job_id": r"[0-9a-f]{24}", "sha256": r"[0-9a-f]{64}", "key": r"[0-9]+", "name": r"[A-Za-z0-9_-]{1,100}"}
 
@@ -61,15 +68,28 @@ class Fuzzed:
         return case
 
 
-@pytest.fixture(scope="module")
-def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
+@contextmanager
+def fuzzed_service(folder: Path, **values: Any) -> Iterator[Fuzzed]:
     """A service with a job, a case with layers, a calibrator and a manifest."""
-    folder = tmp_path_factory.mktemp("fuzzed")
     root = folder / "root"
     root.mkdir()
     write_manifest(root, "c1.npz")
-    with running_api(folder / "data", roots=(root,), require_tokens=True) as api, serving(api.app) as url:
+    with running_api(folder / "data", roots=(root,), require_tokens=True, **values) as api, serving(api.app) as url:
         yield Fuzzed(api, url)
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
+    """Over SQLite."""
+    with fuzzed_service(tmp_path_factory.mktemp("fuzzed")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def fuzzed_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
+    """Over PostgreSQL, which is strict where SQLite takes anything."""
+    with fuzzed_service(tmp_path_factory.mktemp("fuzzed"), store_url=running_postgres().new_database()) as running:
+        yield running
 
 
 def labels() -> list[str]:
@@ -101,6 +121,12 @@ def fuzz(fuzzed: Fuzzed, label: str, n_examples: int) -> None:
 @pytest.mark.parametrize("label", labels())
 def test_every_operation_answers_as_described(fuzzed: Fuzzed, label: str) -> None:
     fuzz(fuzzed, label, FAST)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", labels())
+def test_every_operation_answers_as_described_over_postgresql(fuzzed_postgres: Fuzzed, label: str) -> None:
+    fuzz(fuzzed_postgres, label, 4 * FAST)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from segcal.errors import OutputError
 from segcal.service.api.case_intake import remove_lost
 from segcal.service.api.uploads import remove_stale
 from tests.service.api_data import (
@@ -265,6 +266,16 @@ def test_a_disk_that_becomes_full_while_an_upload_arrives_pauses_intake(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("segcal.service.api.uploads._flush", full)
+    answer = upload_calibrator(api, calibrator_bytes())
+    assert (answer.status_code, answer.json()["type"]) == (503, "urn:segcal:problem:intake-paused")
+    nothing_is_left(api)
+
+
+def test_a_disk_that_cannot_be_written_to_is_no_fault_of_the_upload(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unwritable(*_: object) -> None:
+        raise OutputError("calibrators: cannot be written: the disk is full")
+
+    monkeypatch.setattr("segcal.service.api.calibrators_routes.import_calibrator", unwritable)
     answer = upload_calibrator(api, calibrator_bytes())
     assert (answer.status_code, answer.json()["type"]) == (503, "urn:segcal:problem:intake-paused")
     nothing_is_left(api)

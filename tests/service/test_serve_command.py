@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -16,6 +17,10 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from segcal.service.api.service import run_service
+from segcal.service.requests import FitRequest
+from segcal.service.settings import ServiceSettings
+from segcal.service.store import open_store
 from segcal_cli.main import app
 from segcal_cli.serve import size_of
 from tests.service.api_data import BINARY, Api, calibrator_bytes, npz_bytes
@@ -103,10 +108,6 @@ def test_sigterm_ends_everything_cleanly_also_with_an_open_event_stream(tmp_path
 
 def _waiting_job(service: Service) -> str:
     """A job that no worker takes: one put beside the queue's head would race with the worker, a held one does not."""
-    from segcal.service.requests import FitRequest
-    from segcal.service.settings import ServiceSettings
-    from segcal.service.store import open_store
-
     store = open_store(ServiceSettings(data=service.data).url)
     try:
         manifest = str(service.root / "none.yaml")
@@ -169,6 +170,21 @@ def test_a_port_in_use_is_told_before_anything_is_made(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert f"cannot listen on 127.0.0.1 port {port}" in done.stderr
     assert not (tmp_path / "data" / "segcal.db").exists()
+
+
+@pytest.mark.parametrize("has_token", [False, True])
+def test_a_server_that_nobody_has_a_token_for_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, has_token: bool
+) -> None:
+    settings = ServiceSettings(data=tmp_path, port=0, require_tokens=True)
+    if has_token:
+        store = open_store(settings.url)
+        store.tokens.create("anna", "read")
+        store.close()
+    monkeypatch.setattr("segcal.service.api.service.run_app", lambda *_: None)
+    monkeypatch.setattr(logging.getLogger("segcal.service"), "propagate", True)
+    run_service(settings, 0, None, lambda _address: None)
+    assert ("segcal token create" in caplog.text) is not has_token
 
 
 def test_json_tells_the_address_in_one_object(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from pathlib import Path
@@ -34,6 +35,8 @@ def submit_upload(path: Path, request: CaseRequest, context: ApiContext, *, subm
     try:
         (folder / "in").mkdir(parents=True)
         path.replace(folder / "in" / f"{request.case}.npz")
+        for place in (folder / "in", folder, folder.parent):
+            flush_folder(place)
         job = context.store.jobs.submit(
             request,
             batch=request.batch or "uploads",
@@ -66,6 +69,15 @@ def remove_lost(files: ServiceFiles, store: Store, older_than_s: float) -> None:
         if _is_unknown(store, job_id):
             shutil.rmtree(files.job(job_id), ignore_errors=True)
         note.unlink(missing_ok=True)
+
+
+def flush_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk before the store tells of them: a power cut must not part the two."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _is_unknown(store: Store, job_id: str) -> bool:

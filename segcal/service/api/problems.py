@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from segcal.errors import SegcalError
+from segcal.errors import OutputError, SegcalError
 from segcal.service.errors import (
     IntakePausedError,
     KeyReusedError,
@@ -83,6 +83,7 @@ _OF_ERRORS: tuple[tuple[type[SegcalError], Kind], ...] = (
     (IntakePausedError, PAUSED),
     (UploadError, INVALID),
     (StoreError, NO_STORE),
+    (OutputError, PAUSED),
     (SegcalError, INVALID),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from segcal.service.settings import ServiceSettings
 from segcal.service.store import Store, open_store
 from segcal.service.supervise import LocalWorkers
 from segcal.service.watch import Watcher
+
+log = logging.getLogger("segcal.service")
 
 _WATCHERS_END_S = 10.0
 
@@ -38,6 +41,8 @@ def run_service(
         try:
             if calibrator is not None:
                 import_calibrator(calibrator, calibrator.stem, ServiceFiles(settings.data), store)
+            if settings.tokens_required and not store.tokens.list():
+                log.warning("there is no token yet, so nobody may do anything; `segcal token create` makes one")
             app = create_app(settings, store)
             address = address_of(listening, settings.host)
             with _local_workers(settings, n_workers), _watchers(settings, store, app.state.context):
