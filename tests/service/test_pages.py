@@ -418,8 +418,8 @@ def test_a_calibrator_tells_how_it_was_made_where_it_is_used_and_what_was_measur
     assert "method ts" in text
     assert "classes background, anterior, posterior" in text
     assert "keeps the order of all classes" in text
-    assert "cases so far 4" in text
-    assert "flagged 2 of the last 3 (67 %)" in text
+    assert "4 cases so far" in text
+    assert "flagged 2 of 3 (67 %)" in text
     assert "ward & <i>7</i>" in text
     assert "fit of calibrators: spring fit" in text
 
@@ -443,10 +443,30 @@ def test_two_calibrators_are_compared_line_by_line(filled: Api) -> None:
     text = body(filled, f"/calibrators/compare?a={record.sha256}&b={other.sha256}")
     rows = re.findall(r'<tr( class="differs")?><th scope="row">([^<]+)', text)
     marked = {name.strip() for differs, name in rows if differs}
-    assert {"SHA-256", "cases so far"} <= marked
+    assert {"SHA-256", "flagged", "median expected DSC"} <= marked
     assert not {"method", "classes", "members pooled"} & marked
     body(filled, f"/calibrators/compare?a={record.sha256}&b={'0' * 64}", 404)
     body(filled, "/calibrators/compare?a=nonsense", 422)
+
+
+def test_two_calibrators_are_compared_on_the_cases_both_had(api: Api) -> None:
+    one, other = (add_calibrator(api, t, f"t {t}").sha256 for t in (1.5, 2.0))
+    table = np.zeros((3, 15))
+    table[:, 10] = 1000, 700, 600
+    wrong, right = table.tolist(), (table * [[1], [1], [7 / 6]]).tolist()
+    first = (
+        looked_at("both", calibrator=one, expected_dsc=0.9, reliability={"before": wrong, "after": right}),
+        looked_at("only_first", calibrator=one, expected_dsc=0.1),
+    )
+    again = looked_at("both", calibrator=other, expected_dsc=0.6, reliability={"before": wrong, "after": wrong})
+    finished_job(api, first)
+    finished_job(api, (replace(again, expected_dsc=0.2),))
+    finished_job(api, (again,))  # the newest of a name counts
+    text = words(body(api, f"/calibrators/compare?a={one}&b={other}"))
+    shared = text[text.index("On the same cases") : text.index("On the last cases of each")]
+    assert "1 case of the same name was calibrated with both." in shared
+    assert "median expected DSC differs 90.0 % 60.0 %" in shared
+    assert "10.00 % before, 0.00 % after, over 1 case 10.00 % before, 10.00 % after, over 1 case" in shared
 
 
 @pytest.mark.parametrize("path", ["/cases/99999", "/jobs/" + "0" * 24, "/calibrators/" + "0" * 64, "/static/none.js"])
