@@ -465,7 +465,7 @@ def test_two_calibrators_are_compared_on_the_cases_both_had(api: Api) -> None:
     text = words(body(api, f"/calibrators/compare?a={one}&b={other}"))
     shared = text[text.index("On the same cases") : text.index("On the last cases of each")]
     assert "1 case of the same name was calibrated with both." in shared
-    assert "median expected DSC differs 90.0 % 60.0 %" in shared
+    assert "median expected DSC 90.0 % 60.0 %" in shared
     assert "10.00 % before, 0.00 % after, over 1 case 10.00 % before, 10.00 % after, over 1 case" in shared
 
 

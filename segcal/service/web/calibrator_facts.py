@@ -51,7 +51,7 @@ def calibrator_facts(record: CalibratorRecord) -> Facts:
         ("keeps", _KEEPS.get(str(info.get("preserves")), "")),
         ("NLL on its own cases", setting(info.get("fit_nll"))),
         ("NLL on validation cases", setting(info.get("validation_nll"))),
-        ("λ, μ, α", ", ".join(setting(info.get(name)) for name in ("lambda", "mu", "alpha"))),
+        ("λ, μ, α", _penalties(info)),
         ("solver and seed", f"{setting(info.get('solver'))}, {setting(info.get('seed'))}"),
         ("prediction", setting(info.get("prediction"))),
         ("made with", setting(info.get("versions"))),
@@ -59,6 +59,11 @@ def calibrator_facts(record: CalibratorRecord) -> Facts:
         ("SHA-256", record.sha256),
     ]
     return [(name, text or "nothing for sure") for name, text in facts]
+
+
+def _penalties(info: Mapping[str, Any]) -> str:
+    values = [info.get(name) for name in ("lambda", "mu", "alpha")]
+    return DASH if values == [None] * 3 else ", ".join(setting(value) for value in values)
 
 
 def case_facts(records: Sequence[CaseRecord]) -> Facts:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from segcal.metrics.bins import BinTable
-from segcal.report.reliability import reliability_alt_text
+if TYPE_CHECKING:
+    from segcal.metrics.bins import BinTable  # brings torch, which a server without labelled cases never needs
 
 SIZE, MARGIN = 320, 50
 MIN_VOXELS = 50
@@ -51,6 +51,8 @@ def reliability_diagram(tables: Mapping[str, Any] | None) -> Diagram | None:
     found = {name: _table(tables[name]) for name in ("before", "after") if tables.get(name) is not None}
     if not found:
         return None
+    from segcal.report.reliability import reliability_alt_text
+
     start = min(_first_edge(table) for table in found.values())
     ticks = [start + (1 - start) * k / 4 for k in range(5)]
     return Diagram(
@@ -72,6 +74,8 @@ def pooled_errors(cases: Iterable[Mapping[str, Any] | None]) -> tuple[int, float
 
 
 def _table(values: Sequence[Sequence[float]]) -> BinTable:
+    from segcal.metrics.bins import BinTable
+
     return BinTable.from_array(np.asarray(values, dtype=np.float64))
 
 

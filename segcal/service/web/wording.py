@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from segcal.qa.flags import STATISTIC_WORDS
+from segcal.qa.words import STATISTIC_WORDS
 from segcal.report.wording import DASH, MINUS
 from segcal.service.model import JobKind, JobState
 
