@@ -477,7 +477,21 @@ def test_what_is_not_there_is_a_page_that_leads_on(api: Api, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/cases/abc", "/cases/0", "/jobs/x", "/cases?sort=up", "/cases?start=-1", "/cases?day=1", "/jobs?state=x"]
+    "path",
+    [
+        "/cases/abc",
+        "/cases/0",
+        "/cases/99999999999999999999",
+        "/jobs/x",
+        "/cases?sort=up",
+        "/cases?start=-1",
+        "/cases?day=1",
+        "/cases?search=%00",
+        "/cases?batch=" + "x" * 201,
+        "/?batch=%00",
+        "/jobs?state=x",
+        "/jobs?batch=%0a",
+    ],
 )
 def test_an_address_that_does_not_fit_is_refused_with_the_reason(api: Api, path: str) -> None:
     assert "The address does not fit" in body(api, path, 422)

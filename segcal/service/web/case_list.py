@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse
 
+from segcal.service.api.common import Text
 from segcal.service.store import CaseOrder, Store
 from segcal.service.web.render import PageRoute, address, page
 
 PAGE_CASES = 50
 
-Text = Annotated[str, Query(max_length=200)]
 Look = Literal["", "flagged", "not_flagged", "failed"]
 
 

@@ -10,6 +10,7 @@ from starlette.responses import HTMLResponse, RedirectResponse
 from segcal.report.wording import MEASURES, number
 from segcal.service.api.answers import ResultFile
 from segcal.service.api.auth import Caller, allowed
+from segcal.service.api.common import Text
 from segcal.service.api.results import REPORTS, list_results
 from segcal.service.errors import UnknownError
 from segcal.service.files import ServiceFiles
@@ -32,7 +33,7 @@ def job_routes(store: Store, files: ServiceFiles) -> APIRouter:
         request: Request,
         state: JobState | Literal[""] = "",
         kind: JobKind | Literal[""] = "",
-        batch: Annotated[str, Query(max_length=200)] = "",
+        batch: Text = "",
         before: Annotated[str, Query(pattern=r"^([0-9a-f]{24})?$")] = "",
     ) -> HTMLResponse:
         found = store.jobs.page(

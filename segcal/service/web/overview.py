@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse
 
 from segcal.qa.settings import QaSettings
+from segcal.service.api.common import Text
 from segcal.service.model import CaseRecord
 from segcal.service.settings import ServiceSettings
 from segcal.service.store import Store
@@ -16,8 +15,6 @@ from segcal.service.web.trend import trend_charts
 
 N_DAYS, N_WORST, N_BATCHES = 7, 12, 40
 """Days the worst cases are looked for in, cases shown of them, batches listed."""
-
-Text = Annotated[str, Query(max_length=200)]
 
 
 def overview_routes(settings: ServiceSettings, store: Store, limits: QaSettings) -> APIRouter:
