@@ -1,4 +1,4 @@
-"""Addresses of pages with anything in them: a page, maybe one that says what is wrong, never an error of the service."""
+"""Addresses of pages with anything in them: a page, maybe one that says what is wrong, never the service at fault."""
 
 from __future__ import annotations
 
