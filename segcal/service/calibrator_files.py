@@ -8,7 +8,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from segcal.fitted import load_calibrator
 from segcal.io.atomic import TEMPORARY_PREFIX, atomic_write
 from segcal.service.files import ServiceFiles
 from segcal.service.model import CalibratorRecord
@@ -30,6 +29,9 @@ def import_calibrator(path: Path, name: str, files: ServiceFiles, store: Store) 
 
 def keep_calibrator(path: Path, name: str, files: ServiceFiles, *, created: float) -> CalibratorRecord:
     """Check a calibrator file and copy it under its hash, whole or not at all; the store is not told yet."""
+    # Not at the top: a server that shows what there is needs no torch, which is three quarters of its memory.
+    from segcal.fitted import load_calibrator
+
     info = load_calibrator(path).info
     content = path.read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()
