@@ -161,7 +161,7 @@ def test_a_worker_that_is_stopped_gives_its_job_back_uncounted(settings: Service
 
 
 def test_a_worker_that_lost_its_job_ends_its_child_and_writes_nothing(tmp_path: Path, store: Store) -> None:
-    settings = settings_of(tmp_path, f"sqlite:///{tmp_path / 'segcal.db'}", lease_s=2.0)
+    settings = settings_of(tmp_path, f"sqlite:///{tmp_path / 'segcal.db'}", lease_s=60.0)
     job_id = submit_fake(store, "steps/60")
 
     with working(settings, store):
@@ -170,7 +170,7 @@ def test_a_worker_that_lost_its_job_ends_its_child_and_writes_nothing(tmp_path: 
         with store._database.write() as connection:
             connection.execute(update(jobs).where(jobs.c.id == job_id).values(token="of-another"))
         pid = attempts_of(settings, job_id)[0]
-        wait_until(lambda: not is_running(pid))
+        wait_until(lambda: not is_running(pid), 20)
 
     job = store.jobs.get(job_id)
     assert job.state == "running"  # as the other worker has it
@@ -189,26 +189,28 @@ def test_no_job_is_begun_while_the_disk_is_nearly_full(settings: ServiceSettings
 
 
 def test_a_child_never_outlives_a_worker_that_was_killed(tmp_path: Path) -> None:
-    """The middle process starts a child and is killed with SIGKILL."""
+    """The process in the middle gives a child work that says nothing for minutes, and is killed with SIGKILL."""
     code = (
-        "import sys, time\nfrom segcal.service.child_process import ChildProcess\n"
-        "child = ChildProcess(sys.argv[1:])\nprint(child.pid, flush=True)\ntime.sleep(600)\n"
+        "import json, sys, time\nfrom segcal.service.child_process import ChildProcess\n"
+        "child = ChildProcess(sys.argv[2:])\nchild.send(json.loads(sys.argv[1]))\n"
+        "print(child.pid, flush=True)\ntime.sleep(600)\n"
     )
-    middle = subprocess.Popen([sys.executable, "-c", code, *FAKE_CHILD], stdout=subprocess.PIPE, text=True)
+    middle = subprocess.Popen(
+        [sys.executable, "-c", code, _job_line(tmp_path, "stubborn"), *FAKE_CHILD], stdout=subprocess.PIPE, text=True
+    )
     assert middle.stdout is not None
     pid = int(middle.stdout.readline())
+    wait_until((tmp_path / "jobs" / "j1" / "attempts").exists)
 
     middle.kill()
     middle.wait()
     middle.stdout.close()
 
-    wait_until(lambda: not is_running(pid))
+    wait_until(lambda: not is_running(pid), 10)
 
 
 def test_a_second_child_waits_until_the_first_has_left_the_folder(tmp_path: Path) -> None:
-    job = {"job": "j1", "data": str(tmp_path), "roots": [], "scheduler": None}
-    request = {"kind": "qa", "calibrator": "a" * 64, "manifest": "/fake/steps/2"}
-    line = json.dumps({**job, "request": request}) + "\n"
+    line = _job_line(tmp_path, "steps/2") + "\n"
     command = [*FAKE_CHILD, str(os.getpid())]
     first, second = (
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)
@@ -231,3 +233,9 @@ def test_a_second_child_waits_until_the_first_has_left_the_folder(tmp_path: Path
     assert first.returncode == 143
     attempts = [int(text) for text in (tmp_path / "jobs" / "j1" / "attempts").read_text().split()]
     assert attempts == [first.pid, second.pid]
+
+
+def _job_line(data: Path, what: str) -> str:
+    """What a worker sends to its child."""
+    request = {"kind": "qa", "calibrator": "a" * 64, "manifest": f"/fake/{what}"}
+    return json.dumps({"job": "j1", "data": str(data), "roots": [], "scheduler": None, "request": request})
