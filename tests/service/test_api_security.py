@@ -40,6 +40,10 @@ SAMPLES = {
     "path": "out/map.npz",
 }
 METHODS = {"get", "post", "put", "delete", "patch"}
+UNKNOWN_TOKEN = "Bearer segcal_000000000000_" + "0" * 64
+EVERYWHERE = (None, UNKNOWN_TOKEN, "evil.example")
+"""What is tried on every route; the other ways to be wrong are tried on one."""
+
 ADMIN_ONLY = {("post", "/v1/calibrators/{sha256}/retire")}
 
 
@@ -64,7 +68,7 @@ class TestTokens:
             None,
             "Bearer ",
             "Bearer x",
-            "Bearer segcal_000000000000_" + "0" * 64,
+            UNKNOWN_TOKEN,
             "Basic YTpi",
             "segcal",
             "Bearer " + "x" * 5000,
@@ -73,7 +77,7 @@ class TestTokens:
     )
     def test_without_a_valid_token_every_route_is_closed(self, guarded: Api, header: str | None) -> None:
         headers = {} if header is None else {"Authorization": header.encode("latin-1")}
-        for method, _, address in closed(guarded):
+        for method, _, address in closed(guarded) if header in EVERYWHERE else [("get", "", "/v1/jobs")]:
             answer = guarded.client.request(method, address, headers=headers)
             assert answer.status_code == 401, f"{method} {address}"
             assert answer.headers["www-authenticate"].startswith("Bearer")
@@ -201,7 +205,7 @@ class TestHosts:
         ],
     )
     def test_a_foreign_name_is_refused_on_every_route(self, api: Api, host: str) -> None:
-        for method, _, address in operations(api):
+        for method, _, address in operations(api) if host in EVERYWHERE else [("get", "", "/v1/jobs")]:
             answer = api.client.request(method, address, headers={"Host": host})
             assert answer.status_code == 421, address
             assert answer.json()["type"] == "urn:segcal:problem:wrong-host"
