@@ -26,7 +26,7 @@ from tests.service.page_data import Filled, claim_next, fill, open_data
 from tests.service.real_results import hippocampus_results, phantom_results
 from tests.service.running import running_service
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 DOWN, RIGHT, END = "\ue015", "\ue014", "\ue010"
 """Keys, as the WebDriver protocol writes them."""
 
@@ -315,7 +315,10 @@ def test_a_submitted_job_is_followed_from_the_first_page_to_the_slices_of_its_ca
     """All of it real: the examples of the empty page, a worker process, its progress, its results."""
     manifest = Manifest.load(hippocampus / "manifest.yaml")
     calibrator = ServiceFiles(site.filled.data).calibrator(site.filled.other.sha256)
-    with running_service(tmp_path, "--root", str(hippocampus)) as service, httpx.Client(base_url=service.url) as client:
+    with (
+        running_service(tmp_path, "--root", str(hippocampus)) as service,
+        httpx.Client(base_url=service.url, timeout=60.0) as client,
+    ):
         visitor = replace(site, url=service.url)
         visitor.go("/")
         assert f"'{service.url}/v1/calibrators?name=cms_ap'" in visitor.text()
