@@ -232,6 +232,12 @@ def test_every_answer_of_the_openapi_file_is_described_with_a_type(api: Api) -> 
                 assert problem == (int(status) >= 400 and (path, status) != ("/v1/ready", "503")), f"{path} {status}"
 
 
+def test_every_operation_has_a_short_name_of_its_own(api: Api) -> None:
+    names = [each["operationId"] for found in api.app.openapi()["paths"].values() for each in found.values()]
+    assert len(set(names)) == len(names)
+    assert {"jobs_submit", "cases_upload", "calibrators_upload"} <= set(names)
+
+
 def test_nothing_of_the_data_folder_is_readable_by_others(tmp_path: Path) -> None:
     from segcal.service.api.uploads import _new_file
 

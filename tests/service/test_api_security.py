@@ -337,7 +337,7 @@ class TestLogin:
         assert "Secure" not in cookie
         assert guarded.client.get("/v1/jobs").status_code == 200  # the client keeps cookies as a browser does
         out = guarded.client.post("/logout", headers={"Origin": ADDRESS})
-        assert out.status_code == 303
+        assert (out.status_code, out.headers["clear-site-data"]) == (303, '"cache"')
         assert guarded.client.get("/v1/jobs").status_code == 401
 
     def test_behind_tls_the_cookie_is_for_tls_only(self, tmp_path: Path) -> None:

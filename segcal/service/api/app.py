@@ -51,6 +51,8 @@ def create_app(settings: ServiceSettings, store: Store) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        # Names of functions in generated clients: `jobs_submit`, `cases_upload`.
+        generate_unique_id_function=lambda route: "_".join([*map(str, route.tags), route.name]),
         lifespan=lifespan,
         telemetry={
             "tracing": False,

@@ -7,9 +7,10 @@ import re
 import stat
 from email.utils import formatdate
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
+from fastapi import Header
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
@@ -42,6 +43,16 @@ FILE_RESPONSES: dict[int | str, dict[str, Any]] = {
     **documented(RANGE),
 }
 """What a route may answer with that serves a file."""
+
+
+def ranged(
+    ranges: Annotated[
+        str | None, Header(alias="Range", description="`bytes=0-99`, also several; 206 then.", examples=["bytes=0-99"])
+    ] = None,
+    if_range: Annotated[str | None, Header(alias="If-Range", description="Only of the file with this ETag.")] = None,
+    if_none_match: Annotated[str | None, Header(alias="If-None-Match", description="ETags you have; 304 then.")] = None,
+) -> None:
+    """A dependency that has the OpenAPI file tell of the headers that `file_answer` reads itself."""
 
 
 def file_answer(request: Request, path: Path, *, media_type: str | None = None, report: bool = False) -> Response:

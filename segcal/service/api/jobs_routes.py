@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 from anyio import to_thread
-from fastapi import APIRouter, Body, Query, Request, Response
+from fastapi import APIRouter, Body, Depends, Query, Request, Response
 
 from segcal.service.api.answers import CountsAnswer, JobAnswer, JobsAnswer, ResultsAnswer
 from segcal.service.api.common import IdempotencyKey, JobId, Limit, Submitter, Text, everywhere
 from segcal.service.api.context import ApiContext, Context
-from segcal.service.api.downloads import FILE_RESPONSES, file_answer
+from segcal.service.api.downloads import FILE_RESPONSES, file_answer, ranged
 from segcal.service.api.events import EVENT_SCHEMA, JobEvents
 from segcal.service.api.examples import SUBMISSIONS
 from segcal.service.api.problems import BUSY, KEY_USED, NOT_FOUND, NOT_YET, PAUSED, QUEUE_FULL, ProblemError
@@ -108,6 +108,7 @@ def results(job_id: JobId, context: Context) -> ResultsAnswer:
 @router.get(
     "/{job_id}/results/{path:path}",
     summary="Download a file of a job",
+    dependencies=[Depends(ranged)],
     response_class=Response,
     responses={**FILE_RESPONSES, **everywhere(NOT_FOUND, NOT_YET)},
 )
