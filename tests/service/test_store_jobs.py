@@ -124,14 +124,14 @@ def test_many_processes_never_get_the_same_job(store: Store, store_url: str) -> 
             text=True,
             cwd=REPOSITORY,
         )
-        for _ in range(4)
+        for _ in range(3)
     ]
     for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
     taken = [line for process in processes for line in process.communicate("go\n", timeout=120)[0].split()]
 
-    assert [process.returncode for process in processes] == [0] * 4
+    assert [process.returncode for process in processes] == [0] * 3
     assert sorted(taken) == sorted(ids)
     assert store.jobs.counts()["done"] == 60
 

@@ -176,6 +176,6 @@ class LifeOnPostgres(Life):
 
 
 TestLifeOnSqlite = Life.TestCase
-TestLifeOnSqlite.settings = settings(max_examples=30, stateful_step_count=30)
+TestLifeOnSqlite.settings = settings(max_examples=20, stateful_step_count=30)
 TestLifeOnPostgres = LifeOnPostgres.TestCase
-TestLifeOnPostgres.settings = settings(max_examples=8, stateful_step_count=30)
+TestLifeOnPostgres.settings = settings(max_examples=5, stateful_step_count=30)

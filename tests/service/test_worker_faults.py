@@ -35,6 +35,11 @@ from tests.service.workers import (
     worker_process,
 )
 
+BOTH = pytest.mark.parametrize(
+    "store_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True
+)
+"""What is killed here knows no difference between them; the store's own tests run over both at all times."""
+
 
 @pytest.fixture
 def settings(tmp_path: Path, store_url: str) -> ServiceSettings:
@@ -63,6 +68,7 @@ def written(settings: ServiceSettings, job_id: str) -> dict[str, str]:
 ALL_STEPS = {f"{step}.txt": f"step {step}\n" for step in range(STEPS)}
 
 
+@BOTH
 def test_a_job_whose_worker_was_killed_is_finished_by_the_next_one(settings: ServiceSettings, store: Store) -> None:
     job_id = submit_fake(store, "steps/2")
     first = worker_process(settings)
@@ -83,6 +89,7 @@ def test_a_job_whose_worker_was_killed_is_finished_by_the_next_one(settings: Ser
     assert len(store.cases.of_job(job_id)) == 1
 
 
+@BOTH
 def test_a_job_whose_child_was_killed_is_finished_by_the_same_worker(settings: ServiceSettings, store: Store) -> None:
     job_id = submit_fake(store, "steps/2")
     worker = worker_process(settings)
@@ -98,6 +105,7 @@ def test_a_job_whose_child_was_killed_is_finished_by_the_same_worker(settings: S
     assert len(store.cases.of_job(job_id)) == 1
 
 
+@BOTH
 def test_a_worker_that_was_only_asleep_cannot_spoil_what_another_one_does(
     settings: ServiceSettings, store: Store
 ) -> None:
@@ -147,6 +155,7 @@ def test_workers_killed_again_and_again_lose_no_job_and_do_none_twice(settings: 
         assert len(store.cases.of_job(job_id)) == 1
 
 
+@BOTH
 def test_a_worker_asked_to_end_gives_its_job_back_and_ends_well(settings: ServiceSettings, store: Store) -> None:
     job_id = submit_fake(store, "steps/60")
     worker = worker_process(settings)
@@ -222,7 +231,7 @@ class TestRealWork:
     def test_a_killed_apply_job_ends_with_the_bytes_of_one_that_was_left_alone(
         self, settings: ServiceSettings, store: Store, tmp_path: Path
     ) -> None:
-        manifest = labelled_cases(tmp_path / "root", [f"case_{n:02d}" for n in range(12)])
+        manifest = labelled_cases(tmp_path / "root", [f"case_{n:02d}" for n in range(8)])
         sha256 = store_calibrator(calibrator(), settings.data)
         request = ApplyRequest(calibrator=sha256, manifest=str(manifest.path))
         killed, left_alone = (
@@ -247,7 +256,7 @@ class TestRealWork:
         assert len(_hashes(settings, killed)) > 24
         rows = [[record.case for record in store.cases.of_job(job_id)] for job_id in (killed, left_alone)]
         assert rows[0] == rows[1]
-        assert len(rows[0]) == 12
+        assert len(rows[0]) == 8
 
     def _start(self, settings: ServiceSettings, root: Path) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", "from segcal_cli.main import run; run()", "worker", "--quiet"]
