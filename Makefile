@@ -13,7 +13,7 @@ BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 QUICK_BENCHMARKS := $(shell grep -l -e '"--quick"' $(BENCHMARKS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench bench-quick chromium clean
+.PHONY: help setup demo test test-all lint format bench bench-quick chromium postgres viewer clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,25 @@ chromium: ## install chromium and its driver for the browser tests, if missing a
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q chromium chromium-driver </dev/null \
 	    || { apt-get update -q </dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -q chromium chromium-driver </dev/null; } \
 	    || echo "chromium could not be installed. Tests that need it are skipped."; \
+	fi
+
+postgres: ## install a PostgreSQL server for the tests of the service, if missing and you are root; never fails
+	@if ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null 2>&1; then \
+	  echo "PostgreSQL is here"; \
+	elif [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then \
+	  echo "PostgreSQL is missing; installing it needs root and apt-get. Tests that need it are skipped."; \
+	else \
+	  echo "PostgreSQL is missing: apt-get install -y postgresql"; \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q postgresql </dev/null \
+	    || { apt-get update -q </dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -q postgresql </dev/null; } \
+	    || echo "PostgreSQL could not be installed. Tests that need it are skipped."; \
+	fi
+
+viewer: setup ## bring NiiVue into the package for the service's pages, if npm is there; never fails
+	@if command -v npm >/dev/null 2>&1; then \
+	  $(BIN)/python -m segcal.service.web.build_viewer || echo "NiiVue could not be had. Pages show slices drawn by the server."; \
+	else \
+	  echo "npm is missing: the pages show slices drawn by the server."; \
 	fi
 
 clean: ## remove caches, builds and demo_out (not .venv)

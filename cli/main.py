@@ -40,6 +40,9 @@ COMMANDS = (
     Entry("audit", "audit", "audit", "Check that shifts change nothing and decisions are kept."),
     Entry("nnunet", "nnunet", "app", "Logits out of nnU-Net, calibrated maps into its folders."),
     Entry("classify", "classify", "app", "Calibrate the scores of a plain classifier."),
+    Entry("serve", "serve", "serve", "Run the service: REST, pages, workers, watched folders."),
+    Entry("worker", "worker", "worker", "Do the jobs of a service whose server runs elsewhere."),
+    Entry("token", "token", "app", "Make, list and revoke the tokens of a service."),
     Entry("corrupt", "corrupt", "corrupt", "Corrupt 2-D images, to measure calibrators under shift."),
 )
 

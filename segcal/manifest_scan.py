@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from segcal.errors import ManifestError
+from segcal.errors import FileFormatError, ManifestError
 from segcal.io.dataset_json import DatasetLabels, read_dataset_json
 from segcal.io.members import read_member_header
 from segcal.io.nifti import is_nifti, read_nifti_header
@@ -73,8 +73,8 @@ def scan(
         if folder is not None:
             partners[key] = files
             unmatched += _unpartnered(key, folder, files, ids, {case_id for files in found for case_id in files})
-    first = found[0][ids[0]]
-    channels, source = _channels(members, labels, dataset_json, classes, _n_channels(first, kind, axes), first)
+    first, n_channels = _first_readable([found[0][case_id] for case_id in ids], kind, axes)
+    channels, source = _channels(members, labels, dataset_json, classes, n_channels, first)
     content: dict[str, Any] = {
         "version": 1,
         "name": name or out.absolute().parent.name or "dataset",
@@ -118,6 +118,18 @@ def _unpartnered(
     # What an image folder holds beyond the cases is of no interest: images are only for pictures.
     alone = [] if key == "image" else sorted(set(files) - predicted)
     return notes + ([f"{key} without members in {folder}: {in_words(alone)}"] if alone else [])
+
+
+def _first_readable(files: Sequence[Path], kind: Kind, axes: str) -> tuple[Path, int]:
+    """A file and its number of channels; a damaged one is the business of whoever reads that case."""
+    failed: FileFormatError | None = None
+    for path in files:
+        try:
+            return path, _n_channels(path, kind, axes)
+        except FileFormatError as error:
+            failed = failed or error
+    assert failed is not None
+    raise failed
 
 
 def _n_channels(first: Path, kind: Kind, axes: str) -> int:

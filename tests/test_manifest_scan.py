@@ -340,3 +340,16 @@ def test_an_unreadable_dataset_json_is_refused(tmp_path: Path) -> None:
         read_dataset_json(tmp_path / "gone.json")
     with pytest.raises(FileFormatError, match="cannot be read"):
         read_dataset_json(tmp_path)
+
+
+def test_a_damaged_file_does_not_hide_the_others(tmp_path: Path) -> None:
+    for case_id in IDS:
+        write_npz(tmp_path / f"m/{case_id}.npz")
+    (tmp_path / f"m/{IDS[0]}.npz").write_bytes(b"no archive")
+    found = scan([tmp_path / "m"], kind="probabilities", out=tmp_path / "manifest.yaml")
+    assert [case.id for case in found.manifest.cases] == list(IDS)
+    assert found.manifest.n_classes == 3
+    for case_id in IDS:
+        (tmp_path / f"m/{case_id}.npz").write_bytes(b"no archive")
+    with pytest.raises(FileFormatError, match=IDS[0]):
+        scan([tmp_path / "m"], kind="probabilities", out=tmp_path / "manifest.yaml")

@@ -88,7 +88,7 @@ def measure_case(
     del found
     first = pooled[wanted[0]]
     deployed = load_deployed(manifest, case, device=device, shape=_space(first.logits))
-    frame = _frame(manifest, first, deployed, settings, count_outside=count_outside)
+    frame = case_frame(manifest, first, deployed, settings, count_outside=count_outside)
     outside_share = 0.0 if first.inside is None else float((~first.inside).double().mean())
     noticed = TellTales()
     noticed.look(_with_whole_numbers(first))
@@ -138,21 +138,34 @@ def _with_whole_numbers(data: CaseData) -> CaseData:
     return replace(data, labels=data.labels.int(), decision=data.decision.int())
 
 
-def _frame(
-    manifest: Manifest, data: CaseData, deployed: Tensor | None, settings: MetricSettings, *, count_outside: bool
+def case_frame(
+    manifest: Manifest,
+    data: CaseData,
+    deployed: Tensor | None,
+    settings: MetricSettings,
+    *,
+    count_outside: bool = True,
+    spatial: bool = True,
 ) -> CaseFrame | RegionFrame:
+    """A labelled case as every pipeline is measured on it; without `spatial`, no distances to the boundary."""
     ignored = None if data.valid is None else ~data.valid
     if not count_outside and data.inside is not None:
         ignored = ~data.inside if ignored is None else ignored | ~data.inside
     if data.region_labels is not None:
         in_use = None if deployed is None else _regions_of(manifest, deployed)
         return RegionFrame.build(
-            data.case_id, data.region_labels, settings, deployed=in_use, inside=data.inside, ignored=ignored
+            data.case_id,
+            data.region_labels,
+            settings,
+            deployed=in_use,
+            inside=data.inside,
+            ignored=ignored,
+            spatial=spatial,
         )
     if data.labels is None:
         raise UsageError(f"{data.case_id}: evaluation needs labels")
     labels = data.labels if ignored is None else data.labels.masked_fill(ignored, -1)
-    return CaseFrame.build(data.case_id, labels, settings, deployed=deployed, inside=data.inside)
+    return CaseFrame.build(data.case_id, labels, settings, deployed=deployed, inside=data.inside, spatial=spatial)
 
 
 def _by_voxels(pipeline: Pipeline) -> bool:

@@ -30,6 +30,7 @@ DEFAULT_LIMIT_BYTES = 8 * 2**30
 """Largest array a file may declare (8 GiB) unless the caller says otherwise."""
 
 _HEADER_BYTES = 2**14  # numpy itself refuses .npy headers above 10,000 characters
+_VERIFY_BYTES = 2**22
 _PLAIN_NUMBERS = "biuf"
 
 # numpy parses headers through `ast`, which Python 3.11 does not run safely in several threads at once.
@@ -63,6 +64,23 @@ class NpzReader:
 
     def array(self, key: str, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> AnyArray:
         """One array, see `read_npz_array`."""
+        entry, header, rest = self._opened(key, limit_bytes)
+        buffer = np.empty(header.nbytes, dtype=np.uint8)
+        buffer[: len(rest)] = np.frombuffer(rest, dtype=np.uint8)
+        entry.fill(buffer.data[len(rest) :])
+        entry.finish()
+        return _as_array(buffer, header)
+
+    def verify(self, key: str, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
+        """Raise what reading the array would raise, without holding more than a few megabytes of it."""
+        entry, _, _ = self._opened(key, limit_bytes)
+        buffer = bytearray(min(entry.left, _VERIFY_BYTES))
+        while entry.left:
+            entry.fill(memoryview(buffer)[: min(entry.left, _VERIFY_BYTES)])
+        entry.finish()
+
+    def _opened(self, key: str, limit_bytes: int) -> tuple[ZipEntryReader, ArrayHeader, bytes]:
+        """An array whose declared size is within the limit and what is packed: its entry, header and first bytes."""
         entry = self._entry(key)
         header, rest = _read_header(entry)
         if header.nbytes > limit_bytes:
@@ -73,11 +91,7 @@ class NpzReader:
         packed = len(rest) + entry.left
         if header.nbytes != packed:
             raise entry.broken(f"declares {header.nbytes:,} bytes of data but {packed:,} are packed")
-        buffer = np.empty(header.nbytes, dtype=np.uint8)
-        buffer[: len(rest)] = np.frombuffer(rest, dtype=np.uint8)
-        entry.fill(buffer.data[len(rest) :])
-        entry.finish()
-        return _as_array(buffer, header)
+        return entry, header, rest
 
     def _entry(self, key: str) -> ZipEntryReader:
         if key not in self.entries:

@@ -141,7 +141,12 @@ def nifti_fingerprint(path: Path) -> str:
 
 
 def write_nifti(
-    path: Path, values: AnyArray, *, affine: NDArray[np.float64] | None, scale: float | None = None
+    path: Path,
+    values: AnyArray,
+    *,
+    affine: NDArray[np.float64] | None,
+    scale: float | None = None,
+    slope_inter: tuple[float, float] = (1.0, 0.0),
 ) -> None:
     """Write a volume; `.nii.gz` is packed with isal, the same input gives the same bytes.
 
@@ -153,6 +158,7 @@ def write_nifti(
         affine: voxel (x, y, z) to world in RAS+ millimetres; None writes the identity.
         scale: when given, the file holds uint16 with this scl_slope. Floats become `round(values / scale)`;
             uint16 values are taken as the integers to store.
+        slope_inter: without `scale`: scl_slope and scl_inter of the header; the values are stored as they are.
     """
     if values.ndim not in (3, 4):
         raise ValueError(f"expected (z, y, x) or (class, z, y, x), got shape {values.shape}")
@@ -161,7 +167,7 @@ def write_nifti(
     stored = values if scale is None else _quantised(values, scale)
     image = _Nifti1Image(stored.T, np.eye(4) if affine is None else affine, dtype=stored.dtype)
     image.header.set_xyzt_units("mm")
-    image.header.set_slope_inter(1.0 if scale is None else scale, 0.0)
+    image.header.set_slope_inter(*(slope_inter if scale is None else (scale, 0.0)))
     with path.open("wb") as raw, ExitStack() as stack:
         target: Any = raw
         if path.name.lower().endswith(".gz"):

@@ -46,6 +46,7 @@ class RegionFrame:
         deployed: Tensor | None = None,
         inside: Tensor | None = None,
         ignored: Tensor | None = None,
+        spatial: bool = True,
     ) -> RegionFrame:
         """Prepare a labelled case.
 
@@ -57,6 +58,7 @@ class RegionFrame:
             deployed: (R, z, y, x) bool, the regions of the segmentation in use.
             inside: (z, y, x) bool, where the network predicted.
             ignored: (z, y, x) bool, voxels that do not count.
+            spatial: whether distances to the boundary are wanted.
         """
         names = settings.class_names
         if len(region_labels) != len(names):
@@ -74,6 +76,7 @@ class RegionFrame:
                     decision=None if decision is None else decision[k],
                     deployed=None if deployed is None else deployed[k],
                     inside=inside,
+                    spatial=spatial,
                 )
             )
         return cls(case_id, tuple(channels))

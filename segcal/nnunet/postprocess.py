@@ -20,6 +20,7 @@ import torch
 from segcal.apply import ApplyRun, apply_calibrator
 from segcal.applying.folders import manifest_of_folders
 from segcal.applying.stored import StorageType
+from segcal.case_map import CaseMap, in_process
 from segcal.errors import MissingFileError, OutputError, SegcalError, UsageError
 from segcal.fitted import FittedCalibrator
 from segcal.io.atomic import atomic_write
@@ -46,9 +47,11 @@ class PostprocessRun:
         cleaned: voxels the label post-processing then changed, when it was asked for.
         failed: cases left out, with the message.
         notes: what the user should know.
+        manifest: what the folder was taken for: one member a case, with its box.
     """
 
     applied: ApplyRun
+    manifest: Manifest
     changed: dict[str, int] = field(default_factory=dict)
     cleaned: dict[str, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
@@ -112,6 +115,7 @@ def postprocess_folder(
     keep_going: bool = False,
     force: bool = False,
     progress: Progress | None = None,
+    case_map: CaseMap = in_process,
 ) -> PostprocessRun:
     """Write a calibrated copy of a folder that `nnUNetv2_predict --save_probabilities` made.
 
@@ -125,6 +129,7 @@ def postprocess_folder(
         resume: skip the cases an earlier run finished.
         keep_going: list cases that cannot be read, calibrated or cleaned, and go on.
         force: apply a method that needs logits.
+        case_map: where the cases are calibrated; here, one after the other, by default.
     """
     steps = None if postprocessing_json is None else read_postprocessing(postprocessing_json)
     source = _opened(folder, plans)
@@ -146,8 +151,9 @@ def postprocess_folder(
         force=force,
         cases=[case_id for case_id in files if case_id not in crops.failed],
         progress=progress,
+        case_map=case_map,
     )
-    run = PostprocessRun(applied, failed=crops.failed | applied.failed)
+    run = PostprocessRun(applied, described, failed=crops.failed | applied.failed)
     run.notes += [*found.unmatched, *_unmatched(source, files), *crops.notes, *applied.warnings]
     for case_id in (*applied.done, *applied.skipped):
         try:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from segcal.cases import CaseData
 from segcal.metrics.base import Score, Undefined
 from segcal.qa.boundary import boundary_zone, mean_in_zone
 from segcal.qa.expectation import ClassSums, class_sums, foreground_mean, voxel_ml
@@ -29,7 +30,7 @@ class QaMaps:
 
     Attributes:
         case_id: name of the case.
-        foreground: (K, z, y, x) calibrated probabilities of the foreground classes, or of the regions.
+        probs: (C, z, y, x) calibrated probabilities of all classes, or of the K regions.
         masks: (K, z, y, x) bool, where each is segmented.
         segmentation: (z, y, x) one label per voxel: 0, or 1 + the index among the K (regions: the last painted).
         confidence: (z, y, x) probability of the segmented class; regions: of the least sure region's decision.
@@ -38,10 +39,12 @@ class QaMaps:
         tally: of the members, None when they are not at hand.
         statistics: of the pooled logits, None likewise.
         image: file to show beside the segmentation.
+        regions: whether the channels are regions.
+        case: what the maps were made from; only when a source is asked to keep it.
     """
 
     case_id: str
-    foreground: Tensor = field(repr=False)
+    probs: Tensor = field(repr=False)
     masks: Tensor = field(repr=False)
     segmentation: NDArray[np.int16] = field(repr=False)
     confidence: Tensor = field(repr=False)
@@ -50,6 +53,13 @@ class QaMaps:
     tally: MemberTally | None = None
     statistics: Mapping[str, float] | None = None
     image: Path | None = None
+    regions: bool = False
+    case: CaseData | None = field(default=None, repr=False)
+
+    @property
+    def foreground(self) -> Tensor:
+        """(K, z, y, x) probabilities of the foreground classes, or of the regions."""
+        return self.probs if self.regions else self.probs[1:]
 
     @classmethod
     def of_classes(cls, case_id: str, probs: Tensor, segmentation: Tensor, **rest: object) -> Self:
@@ -57,7 +67,7 @@ class QaMaps:
         masks = torch.stack([segmentation == c for c in range(1, probs.shape[0])])
         confidence = probs.gather(0, segmentation[None])[0]
         labels = segmentation.to(torch.int16).cpu().numpy()
-        return cls(case_id, probs[1:], masks, labels, confidence, **rest)  # type: ignore[arg-type]
+        return cls(case_id, probs, masks, labels, confidence, **rest)  # type: ignore[arg-type]
 
     @classmethod
     def of_regions(cls, case_id: str, probs: Tensor, decision: Tensor, **rest: object) -> Self:
@@ -66,6 +76,7 @@ class QaMaps:
         for index, region in enumerate(decision):
             painted[region] = index + 1
         confidence = torch.where(decision, probs, 1 - probs).amin(0)
+        rest["regions"] = True
         return cls(case_id, probs, decision, painted.cpu().numpy(), confidence, **rest)  # type: ignore[arg-type]
 
 

@@ -27,9 +27,10 @@ class Ensemble(Source):
         device: torch.device,
         cases: Sequence[str] | None = None,
         force: bool = False,
+        keep_case: bool = False,
     ) -> None:
         self.warnings = tuple(fitted.check_compatible(manifest, fitted.info.pooling, force=force))
-        self._manifest, self._fitted, self._device = manifest, fitted, device
+        self._manifest, self._fitted, self._device, self._keep_case = manifest, fitted, device, keep_case
         chosen = manifest.cases if cases is None else [manifest.case(case_id) for case_id in dict.fromkeys(cases)]
         self.ids = tuple(case.id for case in chosen)
         self.names = tuple(manifest.class_names) if manifest.has_regions else tuple(manifest.class_names[1:])
@@ -52,8 +53,9 @@ class Ensemble(Source):
             "inside": data.inside,
             "grid": data.grid,
             "tally": tally,
-            "statistics": case_statistics(data, regions=regions),
+            "statistics": case_statistics(data, regions=regions, fitted_on=self._fitted.info.kind),
             "image": None if case.image is None else manifest.resolve(case.image),
+            "case": data if self._keep_case else None,
         }
         keeps = self._fitted.info.preserves is not None
         if regions:

@@ -8,12 +8,7 @@ from dataclasses import dataclass
 from segcal.metrics.base import Score, Undefined
 from segcal.qa.case import ClassQa, QaCase
 from segcal.qa.settings import QaSettings
-
-STATISTIC_WORDS = {
-    "free_energy_mean": "mean free energy",
-    "free_energy_std": "spatial spread of the free energy",
-    "confidence_mean": "mean confidence before calibration",
-}
+from segcal.qa.words import STATISTIC_WORDS
 
 
 @dataclass(frozen=True, slots=True)

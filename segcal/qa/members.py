@@ -61,6 +61,11 @@ class MemberTally:
         self._votes: NDArray[np.int16] | None = None
         self._volumes: list[tuple[float, ...]] = []
 
+    @property
+    def n_members(self) -> int:
+        """Members counted so far."""
+        return len(self._volumes)
+
     def add(self, position: int, member: Member) -> None:
         """Count one member; its values outside the crop are background (no region)."""
         assert position == len(self._volumes)
@@ -107,18 +112,28 @@ class MemberTally:
         1 - sum_c n_c (n_c - 1) / (M (M - 1)) with n_c members for class c, the background among them; every region
         is a decision of its own with "outside" as its other class.
         """
-        n_members = len(self._volumes)
         assert self._votes is not None
-        if n_members < 2:
+        if self.n_members < 2:
             return ONE_MEMBER
         if zone is None or not zone.any():
             return NO_BOUNDARY
-        votes = torch.from_numpy(self._votes[:, zone]).to(torch.float64)  # (K, voxel)
+        return float(self._differing(self._votes[:, zone]).mean())
+
+    def disagreement_map(self, planes: slice) -> Tensor:
+        """The same for every voxel of some planes, (z, y, x) float64, mean over regions; needs two members."""
+        assert self._votes is not None
+        assert self.n_members > 1
+        differing = self._differing(self._votes[:, planes])
+        return differing.mean(0) if self._regions else differing
+
+    def _differing(self, votes: NDArray[np.int16]) -> Tensor:
+        """From votes (K, ...) to the chance that two members differ: (...), for regions (K, ...)."""
+        n_members, counts = self.n_members, torch.from_numpy(votes).to(torch.float64)
         if self._regions:
-            same = _pairs(votes) + _pairs(n_members - votes)
+            same = _pairs(counts) + _pairs(n_members - counts)
         else:
-            same = _pairs(votes).sum(0) + _pairs(n_members - votes.sum(0))
-        return float((1.0 - same / (n_members * (n_members - 1))).mean())
+            same = _pairs(counts).sum(0) + _pairs(n_members - counts.sum(0))
+        return 1.0 - same / (n_members * (n_members - 1))
 
     def _decided(self, values: Tensor, kind: str) -> tuple[Tensor, Tensor]:
         """Probabilities (class, ...) and votes (foreground, ...) int16 of one member's stored values."""

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from segcal.io.atomic import write_text_atomic
 from segcal.metrics.base import Score, Undefined
@@ -61,6 +62,7 @@ class QaResult:
         failed: cases that could not be looked at, with the message.
         pictures: by case id, of the worst flagged cases.
         warnings: what the user should know about the match of calibrator and data.
+        kept: by case id, what `keep` of `run_qa` returned; not part of the files.
     """
 
     describe: Mapping[str, str]
@@ -70,6 +72,7 @@ class QaResult:
     failed: Mapping[str, str]
     pictures: Mapping[str, EncodedPicture] = field(repr=False)
     warnings: tuple[str, ...] = ()
+    kept: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def flagged(self) -> tuple[FlaggedCase, ...]:

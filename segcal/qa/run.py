@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 
 from segcal.case_map import CaseMap, in_process
-from segcal.errors import SegcalError, UsageError
+from segcal.errors import OutputError, SegcalError, UsageError
 from segcal.fitted import FittedCalibrator
 from segcal.manifest import Manifest
 from segcal.qa.applied import AppliedFolder
-from segcal.qa.case import measure
+from segcal.qa.case import QaMaps, measure
 from segcal.qa.ensemble import Ensemble
 from segcal.qa.flags import case_flags
 from segcal.qa.pictures import QaSlice, cut_slice, draw_slice
@@ -23,6 +24,9 @@ from segcal.qa.settings import QaSettings, load_qa_settings
 from segcal.qa.sources import Source
 from segcal.threads import one_thread
 from segcal.types import Progress
+
+Keep: TypeAlias = Callable[[QaMaps, FlaggedCase], Any]
+"""Sees the maps of a case while they are in memory; picklable, and what it returns is picklable and small."""
 
 
 def run_qa(
@@ -36,6 +40,7 @@ def run_qa(
     device: torch.device | None = None,
     progress: Progress | None = None,
     case_map: CaseMap = in_process,
+    keep: Keep | None = None,
 ) -> QaResult:
     """Look at a batch of cases without ground truth.
 
@@ -50,20 +55,25 @@ def run_qa(
         force: For a manifest: apply in spite of a mismatch that can be overridden.
         device: Where to compute; the CPU when absent.
         case_map: Where the cases are worked on; here, one after the other, by default.
+        keep: Called with the maps and the numbers of every case, where the case is worked on; what it returns is in
+            the result. A file that it cannot write ends the run.
     """
     settings = settings or load_qa_settings()
-    opened = _open(source, calibrator, images, cases, force, device or torch.device("cpu"))
+    opened = _open(source, calibrator, images, cases, force, device or torch.device("cpu"), keep_case=keep is not None)
     done: list[FlaggedCase] = []
     failed: dict[str, str] = {}
     slices: dict[str, QaSlice] = {}
+    kept: dict[str, Any] = {}
     if progress is not None:
         progress("qa", 0, len(opened.ids))
-    with closing(case_map(_Look(opened, settings), opened.ids)) as outcomes:
+    with closing(case_map(_Look(opened, settings, keep), opened.ids)) as outcomes:
         for position, outcome in enumerate(outcomes, start=1):
             if progress is not None:
                 progress("qa", position, len(opened.ids))
             try:
-                flagged, part = outcome.result()
+                flagged, part, kept[outcome.item] = outcome.result()
+            except OutputError:
+                raise
             except (SegcalError, OSError) as error:
                 failed[outcome.item] = str(error)
                 continue
@@ -80,6 +90,7 @@ def run_qa(
         failed=failed,
         pictures=pictures,
         warnings=opened.warnings,
+        kept=kept,
     )
 
 
@@ -90,6 +101,8 @@ def _open(
     cases: Sequence[str] | None,
     force: bool,
     device: torch.device,
+    *,
+    keep_case: bool,
 ) -> Source:
     if isinstance(source, Path) and source.suffix.lower() not in (".yaml", ".yml"):
         return AppliedFolder(source, fitted=calibrator, images=images, cases=cases, device=device)
@@ -102,23 +115,25 @@ def _open(
     if images is not None:
         raise UsageError("--images belongs to a folder of applied results; a manifest names its images itself")
     manifest = Manifest.load(source) if isinstance(source, Path) else source
-    return Ensemble(manifest, calibrator, cases=cases, force=force, device=device)
+    return Ensemble(manifest, calibrator, cases=cases, force=force, device=device, keep_case=keep_case)
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """From the id of a case to its numbers and, if it is flagged, a slice to show."""
+    """From the id of a case to its numbers, a slice to show if it is flagged, and what `keep` makes of it."""
 
     source: Source
     settings: QaSettings
+    keep: Keep | None = None
 
-    def __call__(self, case_id: str) -> tuple[FlaggedCase, QaSlice | None]:
+    def __call__(self, case_id: str) -> tuple[FlaggedCase, QaSlice | None, Any]:
         with one_thread():  # its sums are those of a worker, whatever the threads of this process
             maps = self.source.load(case_id)
             case = measure(maps, self.source.names, self.settings, self.source.reference)
         flagged = FlaggedCase(case, case_flags(case, self.settings))
         wanted = bool(flagged.flags) and self.settings.max_pictures > 0
-        return flagged, cut_slice(maps) if wanted else None
+        part = cut_slice(maps) if wanted else None
+        return flagged, part, None if self.keep is None else self.keep(maps, flagged)
 
 
 def _worst(slices: dict[str, QaSlice], done: Sequence[FlaggedCase], n: int) -> dict[str, QaSlice]:

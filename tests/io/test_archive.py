@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as hnp
 
 from segcal.errors import FileFormatError, MissingFileError
 from segcal.io import zip_reader, zip_writer
-from segcal.io.archive import npz_fingerprint, read_npz_array, read_npz_header, write_npz
+from segcal.io.archive import npz_fingerprint, open_npz, read_npz_array, read_npz_header, write_npz
 
 ARRAYS = hnp.arrays(
     dtype=st.sampled_from([np.float16, np.float32, np.float64, np.int16, np.int64, np.uint8, np.bool_]),
@@ -317,6 +317,42 @@ def test_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(bytes(24), bytes(23) + b"\x40", 1))
     with pytest.raises(FileFormatError, match=r"a\.npz: entry 'logits\.npy' fails its checksum"):
         read_npz_array(path, "logits")
+
+
+def test_verifying_refuses_what_reading_refuses(tmp_path: Path, logits: np.ndarray[Any, Any]) -> None:
+    path = tmp_path / "a.npz"
+    write_npz(path, {"logits": logits})
+    whole = path.read_bytes()
+    n_refused = 0
+    for at in range(0, len(whole), max(1, len(whole) // 60)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])
+        refusals = []
+        for verify in (False, True):
+            try:
+                with open_npz(path) as reader:
+                    if verify:
+                        reader.verify("logits")
+                    else:
+                        reader.array("logits")
+                refusals.append("")
+            except FileFormatError as error:
+                refusals.append(str(error))
+        assert refusals[0] == refusals[1]
+        n_refused += bool(refusals[0])
+    assert n_refused > 10
+
+
+def test_verifying_holds_a_few_megabytes_of_a_large_array(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    write_npz(path, {"logits": np.zeros((3, 32, 512, 512), dtype=np.float32)})
+    with open_npz(path) as reader:
+        tracemalloc.start()
+        try:
+            reader.verify("logits")
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak < 16 << 20 < 3 * 32 * 512 * 512 * 4
 
 
 def test_missing_files_keys_and_folders_are_named(tmp_path: Path) -> None:

@@ -50,14 +50,14 @@ def test_statistics_are_computed_as_they_were_for_the_calibration_cases(
     kept = gather(manifest, list(cases), pooling="logits", sizes=SampleSizes(100, 0, 0), device=CPU).statistics
     for position, case_id in enumerate(cases):
         data = load_case(manifest, manifest.case(case_id), pooling="logits", device=CPU, with_labels=False)
-        found = case_statistics(data, regions=regions)
+        found = case_statistics(data, regions=regions, fitted_on=data.kind)
         assert found == {name: pytest.approx(kept[name][position], rel=1e-12) for name in kept}
 
 
 def test_shifted_logits_stand_out_in_the_mean_free_energy_and_in_nothing_else(tmp_path: Path) -> None:
     def scores(manifest: Manifest) -> dict[str, float]:
         data = load_case(manifest, manifest.case("new"), pooling="logits", device=CPU, with_labels=False)
-        found = outlyingness(case_statistics(data, regions=False), reference, min_cases=5)
+        found = outlyingness(case_statistics(data, regions=False, fitted_on=data.kind), reference, min_cases=5)
         return {name: float(score) for name, score in found.items() if not isinstance(score, Undefined)}
 
     cases = {f"c{k}": [random_logits(k)] for k in range(12)}
@@ -78,7 +78,7 @@ def test_pooled_probabilities_have_no_free_energy_to_compare(tmp_path: Path) -> 
     reference = gather(manifest, list(cases), pooling="probabilities", sizes=sizes, device=CPU).statistics
     data = load_case(manifest, manifest.case("c0"), pooling="probabilities", device=CPU, with_labels=False)
     assert torch.logsumexp(data.logits, 0).abs().max() < 1e-5
-    found = outlyingness(case_statistics(data, regions=False), reference, min_cases=5)
+    found = outlyingness(case_statistics(data, regions=False, fitted_on=data.kind), reference, min_cases=5)
     assert found["free_energy_mean"] is NO_VARIATION
     assert not isinstance(found["confidence_mean"], Undefined)
 

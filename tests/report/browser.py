@@ -90,7 +90,11 @@ class Browser:
 
     def open(self, path: Path) -> None:
         """Load a local page and wait until it is complete."""
-        self._command("POST", "/url", {"url": path.resolve().as_uri()})
+        self.visit(path.resolve().as_uri())
+
+    def visit(self, url: str) -> None:
+        """Load the page of an address and wait until it is complete."""
+        self._command("POST", "/url", {"url": url})
 
     def run(self, script: str, *arguments: object) -> Any:
         """The value that JavaScript returns."""
@@ -108,6 +112,13 @@ class Browser:
     def press(self, element: str, keys: str) -> None:
         """Focus an element and type."""
         self._command("POST", f"/element/{element}/value", {"text": keys})
+
+    def press_key(self, key: str) -> None:
+        """Press and release a key wherever the focus is; `key` as JavaScript names it: Tab, Enter."""
+        code, text = {"Tab": (9, ""), "Enter": (13, "\r")}[key]
+        same: dict[str, object] = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        self.devtools("Input.dispatchKeyEvent", type="keyDown", text=text, **same)
+        self.devtools("Input.dispatchKeyEvent", type="keyUp", **same)
 
     def console(self) -> list[dict[str, Any]]:
         """Messages of the console since the last call."""

@@ -1,0 +1,37 @@
+"""Where the service keeps files below its data folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFiles:
+    """The layout of a data folder.
+
+    segcal.db                       the store, unless it is elsewhere
+    calibrators/<sha256>.safetensors
+    uploads/                        what is being received; nothing in it survives a restart
+    jobs/<id>/in/                   what was uploaded for the job, links to a watched output
+    jobs/<id>/out/                  what the library wrote: maps, tables, calibrators
+    jobs/<id>/qa/                   qa.csv, qa.json, qa.html
+    jobs/<id>/view/<number>/        layers of a case, uint8 or int16 NIfTI
+    jobs/<id>/report.html
+    """
+
+    data: Path
+
+    @property
+    def calibrators(self) -> Path:
+        return self.data / "calibrators"
+
+    @property
+    def uploads(self) -> Path:
+        return self.data / "uploads"
+
+    def calibrator(self, sha256: str) -> Path:
+        return self.calibrators / f"{sha256}.safetensors"
+
+    def job(self, job_id: str) -> Path:
+        return self.data / "jobs" / job_id

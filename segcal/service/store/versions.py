@@ -1,0 +1,65 @@
+"""Makes the tables, or brings those of an earlier version up to date; refuses what it does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqlalchemy import insert, inspect, select, text, update
+
+from segcal.service.errors import StoreError
+from segcal.service.store.database import Database
+from segcal.service.store.tables import VERSION, metadata, schema
+
+MIGRATIONS: Mapping[int, tuple[str, ...]] = {}
+"""SQL steps from a version to the next one, good for both databases."""
+
+
+def prepare(database: Database) -> None:
+    """Leave the tables of `VERSION` behind. Safe when several processes start at once: one does it, others wait.
+
+    Raises:
+        StoreError: the tables are of a later version, or of an earlier one that cannot be brought up to date.
+    """
+    if _version(database) == VERSION:
+        return
+    with database.write() as connection:
+        database.lock(connection, "schema")
+        found = connection.execute(select(schema.c.version)).scalar() if _has_schema(connection) else None
+        if found is None:
+            metadata.create_all(connection)
+            connection.execute(insert(schema).values(version=VERSION))
+            return
+        for version in range(int(found), VERSION):
+            if version not in MIGRATIONS:
+                break
+            for step in MIGRATIONS[version]:
+                connection.execute(text(step))
+            connection.execute(update(schema).values(version=version + 1))
+        reached = connection.execute(select(schema.c.version)).scalar_one()
+        if reached != VERSION:
+            raise StoreError(_refusal(database, int(found)))
+
+
+def _version(database: Database) -> int | None:
+    with database.read() as connection:
+        if not _has_schema(connection):
+            return None
+        found = connection.execute(select(schema.c.version)).scalar()
+    return None if found is None else int(found)
+
+
+def _has_schema(connection: object) -> bool:
+    inspector = inspect(connection)
+    return bool(inspector is not None and inspector.has_table(schema.name))
+
+
+def _refusal(database: Database, found: int) -> str:
+    if found > VERSION:
+        return (
+            f"the store ({database.name}) was made by a later segcal (tables {found}, this one knows {VERSION}); "
+            "install that version, or restore the back-up made before the upgrade"
+        )
+    return (
+        f"the store ({database.name}) was made by an earlier segcal (tables {found}, this one needs {VERSION}) and "
+        "cannot be brought up to date by this version; start the versions in between once, or begin with a new store"
+    )

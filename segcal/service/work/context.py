@@ -1,0 +1,97 @@
+"""What a job has to work with: where it may read and write, who is told, and on what machine its cases run."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from segcal.case_map import CaseMap
+from segcal.fitted import FittedCalibrator, load_calibrator
+from segcal.service.errors import UnknownError
+from segcal.service.files import ServiceFiles
+from segcal.service.roots import Roots
+from segcal.types import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class WorkContext:
+    """The same for every job of a worker.
+
+    Attributes:
+        files: layout of the data folder.
+        roots: folders that jobs may read.
+        progress: told (stage, done, total).
+        case_map: where cases are worked on.
+        device: where voxels are processed.
+    """
+
+    files: ServiceFiles
+    roots: Roots
+    progress: Progress
+    case_map: CaseMap
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class JobFolder:
+    """The folder of one job and what lies in it, see `ServiceFiles`; `path` is absolute."""
+
+    path: Path
+    data: Path
+
+    @classmethod
+    def of(cls, job_id: str, files: ServiceFiles) -> JobFolder:
+        return cls(files.job(job_id).absolute(), files.data.absolute())
+
+    @property
+    def given(self) -> Path:
+        return self.path / "in"
+
+    @property
+    def out(self) -> Path:
+        return self.path / "out"
+
+    @property
+    def qa(self) -> Path:
+        return self.path / "qa"
+
+    @property
+    def view(self) -> Path:
+        return self.path / "view"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    def said(self, text: str) -> str:
+        """A message without the places of this service, which are nobody's business: `in/case.npz: truncated`."""
+        places = {str(p) for folder in (self.path, self.data) for p in (folder, folder.resolve())}
+        for place in sorted(places, key=len, reverse=True):
+            text = text.replace(f"{place}/", "").replace(place, "the service's folder")
+        return text
+
+    def said_all(self, messages: dict[str, str]) -> dict[str, str]:
+        """The same for messages by case id."""
+        return {case_id: self.said(text) for case_id, text in messages.items()}
+
+    def existing(self, *names: str) -> tuple[str, ...]:
+        """Those of the names, relative to the job's folder, that are there."""
+        return tuple(name for name in names if (self.path / name).is_file())
+
+
+def fresh(folder: Path) -> Path:
+    """An empty folder; what an attempt that was killed left in it is gone, so that nothing of it shows."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def stored_calibrator(sha256: str, files: ServiceFiles) -> FittedCalibrator:
+    """The calibrator of that hash in the data folder."""
+    path = files.calibrator(sha256)
+    if not path.is_file():
+        raise UnknownError(f"calibrator {sha256[:12]}…: its file is not there; upload it again")
+    return load_calibrator(path)
