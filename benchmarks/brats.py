@@ -100,21 +100,22 @@ def apply_one(bench: Bench, calibrator: Path, manifest: Path, dtype: str, name: 
     cost = segcal("apply", calibrator, manifest, "--out", out, "--dtype", dtype, "--quiet")
     floor = script("_floor.py", manifest, "--maps", out, "--out", bench.scratch / "apply_floor")
     floor = floor.without(**floor.said())
-    bench.show(f"floor of {name}, {bench.n_few} cases", floor)
-    bench.show(f"{name} with {calibrator.stem}, {bench.n_few} cases", cost, floor)
+    bench.show(f"floor of {name}", floor)
+    bench.show(f"{name} with {calibrator.stem}", cost, floor)
     bench.keep(name, cost, floor, APPLY_TARGET)
     shutil.rmtree(out)
 
 
 def measure_probabilities(bench: Bench) -> None:
     """float32 probabilities as nnU-Net writes them, pooled as `nnUNetv2_ensemble` does: fit, and apply of that fit."""
-    manifest, floor = bench.manifest(bench.n_few, "probabilities"), bench.floor(bench.n_few, "probabilities")
+    n_cases = max(bench.n_few, 2)  # one of them validates
+    manifest, floor = bench.manifest(n_cases, "probabilities"), bench.floor(n_cases, "probabilities")
     out = bench.scratch / "fit_probabilities"
     options = ("--trials", bench.trials, "--pooling", "probabilities", "--method", *METHODS)
     cost = script("_fit.py", manifest, out, *options)
     said = cost.said()
     note = f"reading {said['read_cpu_s']:.1f}, solving {said['solve_cpu_s']:.1f} CPU s"
-    bench.show(f"fit {len(METHODS)} methods, {bench.n_few} cases of probabilities", cost, floor, note)
+    bench.show(f"fit {len(METHODS)} methods, {n_cases} cases of probabilities", cost, floor, note)
     bench.keep("fit probabilities", cost, floor, None)
     bench.entries += [entry(f"brats/fit probabilities/{key[:-2]}", value, "s") for key, value in said.items()]
     apply_one(bench, out / "cms_ap.safetensors", manifest, "float32", "apply probabilities float32")
@@ -187,7 +188,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
         )
         bench.manifest(max(*bench.cases, bench.n_few))  # data are made before anything is measured
         if "probabilities" in options.part:
-            bench.manifest(bench.n_few, "probabilities")
+            bench.manifest(max(bench.n_few, 2), "probabilities")
         print(f"{'x'.join(map(str, shape))}, 5 classes, 5 members, float16 logits unless said")
         print("| what | CPU s | wall s | peak MB | CPU / floor | wall / floor | note |\n|---|---|---|---|---|---|---|")
         for part in options.part:
