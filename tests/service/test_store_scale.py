@@ -68,6 +68,7 @@ LOOKS: dict[str, Callable[[Store], object]] = {
     "trend": lambda store: store.cases.trend(calibrator=SHA, limit=500),
     "claim": lambda store: store.jobs.release(store.jobs.claim("worker", 60)),  # type: ignore[arg-type]
 }
+OF_A_STATE = ("page of a state", "oldest", "claim")
 SCANS: dict[str, Callable[[Store], object]] = {
     "counts": lambda store: store.jobs.counts(),
     "days": lambda store: store.cases.days(),
@@ -83,10 +84,14 @@ def test_a_look_uses_an_index_and_sorts_nothing(full: Store, look: str) -> None:
     for plan in _plans(full, LOOKS[look]):
         if full._database.is_sqlite:
             assert "SCAN segcal_jobs\n" not in plan, plan
+            assert "SCAN" not in plan or look not in OF_A_STATE, f"walks past jobs of other states:\n{plan}"
             assert "SCAN segcal_cases\n" not in plan, plan
             assert "TEMP B-TREE" not in plan, plan
         else:
             assert "Seq Scan" not in plan, plan
+            assert "Filter: ((state" not in plan or "segcal_jobs_queued" in plan, (
+                f"walks past jobs of other states:\n{plan}"
+            )
             # The few cases of one batch and day may be sorted; PostgreSQL finds them by the other index.
             assert "Sort" not in plan or look == "worst of a batch and day", plan
 

@@ -27,6 +27,7 @@ from tests.service.real_results import store_calibrator
 from tests.service.work_data import calibrator, labelled_cases
 from tests.service.workers import (
     REPOSITORY,
+    end_started_workers,
     finished,
     is_running,
     settings_of,
@@ -50,6 +51,7 @@ def settings(tmp_path: Path, store_url: str) -> ServiceSettings:
 def _data(tmp_path: Path) -> Iterator[None]:
     (tmp_path / "data").mkdir()
     yield
+    end_started_workers()
     assert not list((tmp_path / "data").rglob(".segcal-*")), "a half-written file was left behind"
 
 
@@ -147,7 +149,8 @@ def test_workers_killed_again_and_again_lose_no_job_and_do_none_twice(settings: 
             kills += 1
     for process in workers:
         process.terminate()
-        assert process.wait(30) == 0
+        # The last one may not have come so far as to heed signals.
+        assert process.wait(30) in (0, -signal.SIGTERM)
 
     assert kills > 3
     for job_id in ids:

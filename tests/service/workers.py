@@ -19,6 +19,7 @@ from tests.service.stores import SHA
 
 FAKE_CHILD = (sys.executable, str(Path(__file__).with_name("fake_child.py")))
 REPOSITORY = Path(__file__).resolve().parents[2]
+_STARTED: list[subprocess.Popen[bytes]] = []
 
 
 def settings_of(
@@ -61,7 +62,17 @@ def worker_process(settings: ServiceSettings) -> subprocess.Popen[bytes]:
     )
     limits = settings.limits
     arguments = [str(settings.data), settings.url, str(limits.lease_seconds), str(limits.attempts)]
-    return subprocess.Popen([sys.executable, "-c", code, *arguments], cwd=REPOSITORY)
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments], cwd=REPOSITORY)
+    _STARTED.append(process)
+    return process
+
+
+def end_started_workers() -> None:
+    """Kill those that a test which failed left behind."""
+    while _STARTED:
+        process = _STARTED.pop()
+        process.kill()
+        process.wait()
 
 
 def wait_until(true: Callable[[], bool], timeout_s: float = 60.0) -> None:

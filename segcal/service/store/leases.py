@@ -18,7 +18,7 @@ from segcal.service.store.queue import Queue, get_job
 from segcal.service.store.rows import calibrator_row, case_row
 from segcal.service.store.tables import calibrators as calibrators_table
 from segcal.service.store.tables import cases as cases_table
-from segcal.service.store.tables import jobs
+from segcal.service.store.tables import is_queued, jobs
 
 _NOBODYS: dict[str, Any] = {"token": None, "lease_until": None, "stage": "", "done": 0, "total": 0}
 
@@ -44,7 +44,7 @@ class Jobs(Queue):
         with self._database.write() as connection:
             now = self._database.now(connection)
             _take_back(connection, now, attempts)
-            oldest = select(jobs.c.id).where(jobs.c.state == "queued").order_by(jobs.c.id).limit(1)
+            oldest = select(jobs.c.id).where(is_queued).order_by(jobs.c.id).limit(1)
             # Another worker's row is passed over instead of waited for; SQLite has one writer anyway.
             job_id = connection.execute(oldest.with_for_update(skip_locked=True)).scalar()
             if job_id is None:
@@ -125,8 +125,7 @@ class Jobs(Queue):
 
     def _anything_to_do(self) -> bool:
         """A look that takes no lock, so that idle workers are in nobody's way."""
-        # In the order of the index, so that PostgreSQL takes it also when it believes that most jobs are waiting.
-        waiting = select(jobs.c.id).where(jobs.c.state == "queued").order_by(jobs.c.id).limit(1)
+        waiting = select(jobs.c.id).where(is_queued).order_by(jobs.c.id).limit(1)
         with self._database.read() as connection:
             if connection.execute(waiting).first() is not None:
                 return True

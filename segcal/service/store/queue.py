@@ -11,7 +11,7 @@ from segcal.service.model import Job, JobKind, JobState, new_id
 from segcal.service.requests import JobRequest
 from segcal.service.store.database import Database
 from segcal.service.store.rows import job_of
-from segcal.service.store.tables import jobs
+from segcal.service.store.tables import is_queued, jobs
 
 
 class Queue:
@@ -73,6 +73,8 @@ class Queue:
     ) -> list[Job]:
         """The newest first; the next page starts `before` the last id of this one."""
         statement = select(jobs).order_by(jobs.c.id.desc()).limit(limit)
+        if state == "queued":
+            statement = statement.where(is_queued)
         for column, value in ((jobs.c.state, state), (jobs.c.kind, kind), (jobs.c.batch, batch)):
             if value is not None:
                 statement = statement.where(column == value)
@@ -90,7 +92,7 @@ class Queue:
 
     def oldest_queued(self) -> float | None:
         """When the job that has waited longest was submitted."""
-        statement = select(jobs.c.created).where(jobs.c.state == "queued").order_by(jobs.c.id).limit(1)
+        statement = select(jobs.c.created).where(is_queued).order_by(jobs.c.id).limit(1)
         with self._database.read() as connection:
             found = connection.execute(statement).scalar()
         return None if found is None else float(found)
@@ -133,7 +135,7 @@ def insert_job(
     job_id: str | None = None,
 ) -> Job:
     """Insert a queued job if there is room; the caller holds the lock "submit", so the limit is exact."""
-    waiting = select(jobs.c.id).where(jobs.c.state == "queued").limit(queue_limit).subquery()
+    waiting = select(jobs.c.id).where(is_queued).limit(queue_limit).subquery()
     if connection.execute(select(func.count()).select_from(waiting)).scalar_one() >= queue_limit:
         raise QueueFullError(f"{queue_limit:,} jobs are waiting, and no more may; try again when some are done")
     values: dict[str, Any] = {

@@ -19,6 +19,8 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    literal_column,
+    text,
 )
 
 VERSION = 1
@@ -55,6 +57,8 @@ class JsonText(TypeDecorator[Any]):
 
 metadata = MetaData()
 
+_QUEUED = "state = 'queued'"
+
 schema = Table("segcal_schema", metadata, Column("version", Integer, primary_key=True, autoincrement=False))
 
 jobs = Table(
@@ -81,11 +85,17 @@ jobs = Table(
     Column("request", JsonText, nullable=False),
     Column("result", JsonText, nullable=False),
     UniqueConstraint("submitted_by", "key", name="segcal_jobs_key"),
-    # The queue: the oldest that waits, how many wait, pages of one state; without a table scan.
+    # The queue: the oldest that waits, how many wait, pages of one state.
     Index("segcal_jobs_state", "state", "id"),
+    # PostgreSQL believes that waiting jobs lie among the others and walks the primary key to the first one, past
+    # everything that was ever done, unless they have an index of their own.
+    Index("segcal_jobs_queued", "id", postgresql_where=text(_QUEUED)).ddl_if(dialect="postgresql"),
     Index("segcal_jobs_kind", "kind", "id"),
     Index("segcal_jobs_batch", "batch", "id"),
 )
+
+is_queued = jobs.c.state == literal_column("'queued'")
+"""As text and not as a value, so that PostgreSQL sees that the index of waiting jobs fits."""
 
 # What lists and sorts stands first: SQLite then need not walk over the long JSON texts of a row.
 cases = Table(
