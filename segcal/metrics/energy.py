@@ -119,9 +119,9 @@ def mean_confidence(logits: Tensor, *, regions: bool, inside: Tensor | None = No
     counted = None if inside is None else inside.reshape(-1)
     total = 0.0
     for begin in range(0, flat.shape[1], CHUNK_VOXELS):
-        part = flat[:, begin : begin + CHUNK_VOXELS]
+        part = flat[:, begin : begin + CHUNK_VOXELS].double()
         confident = torch.sigmoid(part.abs()).mean(0) if regions else torch.softmax(part, 0).amax(0)
         if counted is not None:
             confident = confident[counted[begin : begin + CHUNK_VOXELS]]
-        total += float(confident.sum(dtype=torch.float64))
+        total += float(confident.sum())
     return total / max(flat.shape[1] if counted is None else int(counted.sum()), 1)

@@ -115,7 +115,8 @@ class CaseLayers:
         largest = len(self.names) * math.log(2) if maps.regions else math.log(len(self.names))
 
         def doubt(planes: slice) -> Tensor:
-            return torch.from_numpy(entropy_map(maps.probs[:, planes], regions=maps.regions)) / largest
+            entropy = entropy_map(maps.probs[:, planes], regions=maps.regions)
+            return torch.as_tensor(entropy, device=maps.probs.device) / largest
 
         self._add("entropy", "uncertainty", "share", stored_share((z, y, x), doubt, len(self.names)))
         tally = maps.tally
