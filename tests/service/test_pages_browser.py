@@ -437,8 +437,10 @@ def test_pages_fit_the_window_and_text_stands_out_in_both_modes(site: Site, path
 
 def test_tab_makes_the_way_to_the_content_visible_and_focus_shows(site: Site) -> None:
     site.go("/cases")
+    site.browser.devtools("Page.bringToFront")  # a key pressed before the page has the focus is lost
+    site.wait(lambda: site.run("return document.hasFocus()"), "the page has the focus")
     site.browser.press_key("Tab")
-    assert site.run("return document.activeElement.className") == "skip"
+    site.wait(lambda: site.run("return document.activeElement.className") == "skip", "the way past the menu")
     assert site.run("return document.activeElement.getBoundingClientRect().left") >= 0
     site.browser.press_key("Enter")
     site.wait(lambda: site.run("return document.activeElement.id") == "main", "the content has the focus")
