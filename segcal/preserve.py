@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from segcal.chunks import chunk_slices, chunk_voxels
+from segcal.errors import ParameterError
 
 NEAR_TIE = 1e-6
 """A difference of two mean probabilities that their rounding in float32 can make or unmake."""
@@ -98,6 +99,12 @@ def _differing_on_cpu(flat: Tensor, wanted: Tensor) -> Tensor:
     from segcal.compiled.flat_rows import flat_rows  # brings numba, which only those who need it wait for
     from segcal.compiled.winners import find_differing
 
+    if wanted.numel() and not 0 <= int(wanted.min()) <= int(wanted.max()) < flat.shape[0]:
+        raise ParameterError(
+            f"decisions reach from {int(wanted.min())} to {int(wanted.max())}, expected 0 to {flat.shape[0] - 1}"
+        )
+    # One type for everybody: the loop is compiled, and kept for later runs, once.
+    wanted = wanted.to(torch.uint8 if flat.shape[0] <= 256 else torch.int64)
     found = torch.empty(wanted.shape[0], dtype=torch.int64, device="cpu")
     n_found = find_differing(*flat_rows(flat), flat.shape[0], wanted.contiguous().numpy(), found.numpy())
     return found[:n_found].clone()

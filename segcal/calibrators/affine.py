@@ -23,6 +23,7 @@ from torch import Tensor
 
 from segcal.calibrators.base import Calibrator
 from segcal.calibrators.few_ranks import MOST_BY_COMPARISON
+from segcal.errors import ParameterError
 
 RIDGE = 1e-6
 """Weight of the fixed ridge that keeps every optimum finite (METHODS 2)."""
@@ -170,6 +171,11 @@ class AffineCalibrator(Calibrator):
         matrices = np.stack([design.matrix(theta).T for theta in self.theta()]).astype(np.float32)
         weights, biases = np.ascontiguousarray(matrices[..., :-1]), np.ascontiguousarray(matrices[..., -1])
         scores = torch.empty((n_classes, n_voxels), dtype=torch.float32, device="cpu")
+        if n_voxels and not 0 <= int(decision.min()) <= int(decision.max()) < n_classes:
+            raise ParameterError(
+                f"{self.name}: decisions reach from {int(decision.min())} to {int(decision.max())}, expected 0 to "
+                f"{n_classes - 1}; voxels that do not count have to be left out"
+            )
         chosen = decision.to(torch.uint8).contiguous().numpy()
         loop.expert_scores(*flat_rows(values), chosen, weights, biases, sees, scores.numpy())
         return scores

@@ -8,10 +8,16 @@ Compiled code is kept beside the source or in the user's cache, so only the firs
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, TypeVar, cast
 
 from numba import njit
+from numba.core.caching import FunctionCache
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -21,16 +27,40 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": F
 
 def compiled(function: Function) -> Function:
     """Compile a loop when it is first called, and keep the result for later runs where there is room for it."""
-    try:
-        return cast(Function, njit(cache=True, **_OPTIONS)(function))
-    except RuntimeError:  # no folder for the cache can be written to, as in a read-only container without a home
-        return cast(Function, njit(**_OPTIONS)(function))
+    loop = njit(**_OPTIONS)(function)
+    with suppress(RuntimeError):  # no folder can be written to, as in a read-only container without a home
+        loop._cache = _Kept(function)  # type: ignore[no-untyped-call]
+    return cast(Function, loop)
 
 
 def inlined(function: Function) -> Function:
-    """A piece of a loop: becomes part of every `compiled` function that calls it.
-
-    What is kept from earlier runs is looked up by the file of the `compiled` function alone. Whoever changes a piece in
-    another file while developing removes `segcal/compiled/__pycache__`; an installation writes all files anew.
-    """
+    """A piece of a loop: becomes part of every `compiled` function that calls it."""
     return cast(Function, njit(inline="always", **_OPTIONS)(function))
+
+
+class _Kept(FunctionCache):
+    """Machine code of earlier runs, kept by numba, with two differences.
+
+    It belongs to the sources of all loops and not of its own file alone, so that a piece changed elsewhere, or other
+    options, never leave old code in use. And what cannot be read or written is compiled anew instead of ending the
+    run: a full disk below the home folder, a file cut off by a power failure.
+    """
+
+    def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
+        return (*super()._index_key(sig, codegen), _sources())  # type: ignore[no-untyped-call]
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        except (OSError, EOFError, UnpicklingError):
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with suppress(OSError, EOFError, UnpicklingError):
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+
+
+@cache
+def _sources() -> str:
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

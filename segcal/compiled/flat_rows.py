@@ -22,5 +22,5 @@ def flat_rows(values: Tensor) -> tuple[NDArray[Any], int]:
     if values.stride(1) != 1 or values.stride(0) < n_voxels:
         values = values.contiguous()
     stride = values.stride(0)
-    span = (n_classes - 1) * stride + n_voxels
+    span = (n_classes - 1) * stride + n_voxels if n_voxels else 0
     return torch.as_strided(values, (span,), (1,)).numpy(), stride

@@ -126,7 +126,7 @@ class CompiledPass(VoxelPass):
 
     def sums(self) -> PassSums:
         nll_1, nll_2, confidence, count, mean, squares = self._sums.tolist()
-        energy = _finite(self.case_id, Moments(int(count), mean, squares))
+        energy = _finite(self.case_id, Moments(int(count), mean, squares), confidence)
         return PassSums((nll_1, nll_2), tuple(self._counts.tolist()), energy, confidence)
 
 
@@ -165,7 +165,7 @@ class TorchPass(VoxelPass):
         return Noted(places[noted], priority[noted], score[noted])
 
     def sums(self) -> PassSums:
-        energy = _finite(self.case_id, self._energy)
+        energy = _finite(self.case_id, self._energy, self._confidence)
         return PassSums((self._control[0], self._control[1]), tuple(self._counts.tolist()), energy, self._confidence)
 
     def _add(self, top: Tensor, total_squares: Tensor, loss_2: Tensor, loss_1: Tensor) -> None:
@@ -176,7 +176,8 @@ class TorchPass(VoxelPass):
         self._energy = self._energy + Moments(energy.numel(), mean, float((energy - mean).square_().sum()))
 
 
-def _finite(case_id: str, energy: Moments) -> Moments:
-    if not np.isfinite(energy.mean):
+def _finite(case_id: str, energy: Moments, confidence: float) -> Moments:
+    # A NaN always reaches the confidence; the compiled energy may lose it.
+    if not (np.isfinite(energy.mean) and np.isfinite(confidence)):
         raise DataError(f"{case_id}: the logits hold NaN or infinity where the network predicted")
     return energy

@@ -22,8 +22,8 @@ FINISHED: tuple[JobState, ...] = ("done", "failed", "cancelled")
 
 
 def new_id() -> str:
-    """A name for a job: 12 hexadecimal digits of the time in ms, 12 random ones; sorts by age."""
-    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(6)}"
+    """A name for a job: 16 hexadecimal digits of the time in ns, 8 random ones; sorts by age."""
+    return f"{time.time_ns():016x}{secrets.token_hex(4)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,10 @@ class LocalWorkers:
 
     def _keep(self) -> None:
         while not self._stop.wait(0.5):
-            self._look_after()
+            try:
+                self._look_after()
+            except OSError as error:  # no memory or no process to be had just now
+                log.error("a worker cannot be started: %s; tried again", error)
 
     def _look_after(self) -> None:
         for number, seat in enumerate(self._seats):

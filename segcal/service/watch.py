@@ -16,7 +16,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from segcal.service.errors import IntakePausedError, QueueFullError, StoreError
+from segcal.errors import UsageError
+from segcal.service.errors import IntakePausedError, QueueFullError, StoreError, UnknownError
 from segcal.service.requests import CaseName, CaseRequest
 from segcal.service.settings import WatchSettings
 from segcal.service.store import Store
@@ -90,8 +91,10 @@ class Watcher:
                 taken += self._consider(output)
         except OSError as error:
             self._in_trouble(f"{self._folder}: cannot be read ({error.strerror or error}); waiting for it to come back")
-        except (QueueFullError, IntakePausedError, StoreError) as error:
+        except (QueueFullError, IntakePausedError, StoreError, UsageError) as error:
             self._in_trouble(f"{self._folder}: outputs have to wait: {error}")
+        except Exception:
+            log.exception("watching %s: an internal error; it goes on", self._folder)
         else:
             self._trouble = ""
         return taken
@@ -126,6 +129,7 @@ class Watcher:
         folder = str(self._folder)
         if not self._store.watched.known(folder, output.case, name):
             self._check_intake()
+            self._check_calibrator()
         request = CaseRequest(
             calibrator=self._settings.calibrator, case=output.case, source=folder, files=output.names, fingerprint=name
         )
@@ -137,6 +141,14 @@ class Watcher:
             return 0
         log.info("%s: %s is job %s", folder, output.case, job.id)
         return 1
+
+    def _check_calibrator(self) -> None:
+        try:
+            retired = self._store.calibrators.get(self._settings.calibrator).retired
+        except UnknownError:
+            return  # the job says so, with what to do
+        if retired is not None:
+            raise UsageError("their calibrator was retired; start the service with another --calibrator")
 
     def _is_name(self, case: str) -> bool:
         try:

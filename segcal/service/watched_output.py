@@ -53,8 +53,8 @@ def outputs_in(folder: Path) -> list[Output]:
                 if entry.is_file():
                     status = entry.stat()
                     present[entry.name] = (status.st_size, status.st_mtime_ns)
-            except FileNotFoundError:
-                continue  # renamed or removed between the listing and the look
+            except OSError:
+                continue  # removed since the listing, or a link that leads nowhere: no reason to miss the others
     endings = _endings(folder) if "dataset.json" in present else IMAGE_ENDINGS
     cases = sorted(name.removesuffix(".npz") for name in present if name.endswith(".npz"))
     return [_output(case, present, endings) for case in cases]

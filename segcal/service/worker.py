@@ -62,6 +62,7 @@ class Worker:
         self._child: ChildProcess | None = None
         self._paused = False
         self._beat = -float("inf")
+        self._stop = threading.Event()
 
     def run(self, stop: threading.Event) -> Counter[End]:
         """Work until told to stop; the job at hand is then given back to the queue.
@@ -70,6 +71,7 @@ class Worker:
             how many attempts came to which end.
         """
         ends: Counter[End] = Counter()
+        self._stop = stop
         log.info("worker %s is ready", self.name)
         try:
             while not stop.is_set():
@@ -122,6 +124,9 @@ class Worker:
             message = child.receive(min(TICK_SECONDS, every_s))
             if message is not None and "progress" in message:
                 progress = JobProgress(*message["progress"])
+            elif message is not None and "died" in message and stop.wait(TICK_SECONDS):
+                # Whoever ends the worker may have told its child too; that is no fault of the job.
+                return self._leave(claim, "released", lambda: self._store.jobs.release(claim))
             elif message is not None:
                 return self._conclude(claim, message)
             if stop.is_set():
@@ -168,12 +173,18 @@ class Worker:
         return end if self._insist(tell) else "lost"
 
     def _insist(self, tell: Callable[[], bool]) -> bool:
-        """Tell the store, again and again while the lease may hold; whether the job was still this worker's."""
-        deadline = time.monotonic() + self._settings.limits.lease_seconds
+        """Tell the store, again and again until it answers; whether the job was still this worker's.
+
+        However late: nobody but the holder of the claim can end the job, so hours of work are not thrown away because
+        the database was away for longer than the lease. A worker that is to end has no more patience than that.
+        """
+        patience_ends = time.monotonic() + self._settings.limits.lease_seconds
         while True:
             told = self._try("report the end of a job", tell)
-            if told is not None or time.monotonic() > deadline:
-                return bool(told)
+            if told is not None:
+                return told
+            if self._stop.is_set() and time.monotonic() > patience_ends:
+                return False
             time.sleep(1.0)
 
     def _try(self, what: str, ask: Callable[[], Answer]) -> Answer | None:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from segcal.calibrators.class_conditional import BETA_MIN, ArgmaxConeScaling, ConditionalDirichlet, OrderConeScaling
+from segcal.errors import ParameterError
 
 Vector = NDArray[np.float64]
 Cone = type[ArgmaxConeScaling] | type[OrderConeScaling]
@@ -157,3 +158,14 @@ def test_cdc_is_one_dirichlet_map_per_predicted_class() -> None:
         expert = int(np.argmax(z))
         h = weight[expert] @ (z - np.log(np.exp(z).sum())) + bias[expert]
         np.testing.assert_allclose(probs, np.exp(h) / np.exp(h).sum(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("wrong", [-1, 5, 256])
+def test_a_decision_that_is_no_class_is_refused(wrong: int) -> None:
+    with pytest.raises(ParameterError, match="expected 0 to 4"):
+        ArgmaxConeScaling.identity(5).log_probs(torch.zeros(3, 5), torch.tensor([0, wrong, 2]))
+
+
+def test_no_voxels_give_no_rows() -> None:
+    rows = ArgmaxConeScaling.identity(5).log_probs(torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64))
+    assert rows.shape == (0, 5)

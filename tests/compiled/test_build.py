@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -53,3 +54,41 @@ def test_loops_also_run_where_nothing_can_be_kept() -> None:
         [sys.executable, "-c", ONLY_READABLE], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout.strip() == "[2, 4]", done.stderr
+
+
+KEPT = """
+import sys
+import numpy as np
+from segcal.compiled import build
+from segcal.compiled.winners import find_differing
+build._sources = lambda: sys.argv[1]
+found = np.empty(2, np.int64)
+probs = np.array([0.9, 0.2, 0.1, 0.8], np.float32)
+print(find_differing(probs, 2, 2, np.array([0, 0], np.uint8), found), sum(find_differing.stats.cache_hits.values()))
+"""
+
+
+def run_kept(tmp_path: Path, sources: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", KEPT, sources],
+        cwd=ROOT,
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.stdout.strip() or done.stderr
+
+
+def test_code_of_earlier_runs_is_used_until_any_loop_changes(tmp_path: Path) -> None:
+    assert run_kept(tmp_path, "a") == "1 0"
+    assert run_kept(tmp_path, "a") == "1 1"
+    assert run_kept(tmp_path, "b") == "1 0"
+
+
+def test_a_damaged_cache_costs_a_compilation_and_nothing_else(tmp_path: Path) -> None:
+    assert run_kept(tmp_path, "a") == "1 0"
+    for path in tmp_path.rglob("*.nbi"):
+        path.write_bytes(b"")
+    assert run_kept(tmp_path, "a") == "1 0"

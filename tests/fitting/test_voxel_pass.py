@@ -136,6 +136,15 @@ def test_infinite_logits_are_named(kind: type[VoxelPass]) -> None:
         run(work)
 
 
+@pytest.mark.parametrize("kind", [CompiledPass, TorchPass])
+@pytest.mark.parametrize("place", range(N_CLASSES))
+def test_a_nan_is_named_whichever_class_it_is_in(kind: type[VoxelPass], place: int) -> None:
+    work = a_pass(kind)
+    work.logits[place, 5] = math.nan
+    with pytest.raises(DataError, match="case_1: the logits hold NaN or infinity"):
+        run(work)
+
+
 @pytest.mark.parametrize("field", ["labels", "decision"])
 @pytest.mark.parametrize("value", [-1, N_CLASSES])
 def test_what_is_no_class_index_is_refused(field: str, value: int) -> None:

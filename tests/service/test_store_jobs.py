@@ -389,3 +389,19 @@ def test_what_is_submitted_is_there_after_closing_and_opening(store: Store, stor
 
     assert again.jobs.get(job_id).state == "queued"
     again.close()
+
+
+def test_a_case_whose_job_failed_is_listed_as_failed(store: Store) -> None:
+    store.watched.take("/out", "a", "f", case_request("a"), batch="out", queue_limit=10)
+    claim = claimed(store)
+    assert store.jobs.fail(claim, "truncated")
+    assert store.jobs.fail(claim, "truncated")  # said again, because the first answer was lost
+    found = store.cases.page()
+    assert [(row.case.case_id, row.case.status, row.case.error) for row in found] == [("a", "failed", "truncated")]
+
+
+def test_a_case_whose_worker_died_too_often_is_listed_as_failed(store: Store) -> None:
+    store.watched.take("/out", "a", "f", case_request("a"), batch="out", queue_limit=10)
+    assert store.jobs.claim("w", -1.0, attempts=1) is not None
+    assert store.jobs.take_back_lost(1) == 1
+    assert [(row.case.case_id, row.case.status) for row in store.cases.page()] == [("a", "failed")]

@@ -18,7 +18,7 @@ from segcal.service.errors import IntakePausedError
 from segcal.service.settings import WatchSettings
 from segcal.service.store import Store, open_store
 from segcal.service.watch import Watcher
-from tests.service.stores import SHA
+from tests.service.stores import SHA, calibrator
 from tests.service.workers import REPOSITORY, wait_until
 
 
@@ -306,3 +306,29 @@ def test_it_runs_until_it_is_told_to_stop(folder: Path, lite: Store, caplog: pyt
     stop.set()
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_a_link_that_leads_nowhere_is_in_no_ones_way(folder: Path, lite: Store, clock: Clock) -> None:
+    (folder / "loop").symlink_to("loop")
+    write_output(folder, "a")
+    assert settle(watcher(folder, lite, clock), clock) == 1
+
+
+def test_no_output_is_taken_with_a_retired_calibrator(folder: Path, lite: Store, clock: Clock) -> None:
+    lite.calibrators.add(calibrator())
+    lite.calibrators.retire(SHA)
+    write_output(folder, "a")
+    watching = watcher(folder, lite, clock)
+    assert settle(watching, clock) == 0
+    assert jobs_of(lite) == []
+
+
+def test_an_internal_error_does_not_end_the_watch(
+    folder: Path, lite: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_output(folder, "a")
+    watching = watcher(folder, lite, clock)
+    with monkeypatch.context() as broken:
+        broken.setattr(lite.watched, "known", lambda *_: 1 / 0)
+        assert settle(watching, clock) == 0
+    assert settle(watching, clock) == 1

@@ -149,7 +149,7 @@ def test_links_are_followed_once_a_folder_and_not_once_a_file(
 def test_an_image_whose_voxels_lie_in_another_file_is_refused(tmp_path: Path, name: str, header: bytes) -> None:
     (tmp_path / name).write_bytes(header)
     with pytest.raises(RefusedPathError, match="another file"):
-        check_self_contained(tmp_path / name)
+        check_self_contained(tmp_path / name, name)
 
 
 @pytest.mark.parametrize("name", ["a.mha", "a.nrrd"])
@@ -157,12 +157,12 @@ def test_images_that_simpleitk_writes_into_one_file_pass(tmp_path: Path, name: s
     image = sitk.GetImageFromArray(np.zeros((3, 4, 5), dtype=np.int16))
     for compressed in (False, True):
         sitk.WriteImage(image, str(tmp_path / name), compressed)
-        check_image(tmp_path / name)
+        check_image(tmp_path / name, name)
 
 
 def test_an_unknown_format_is_refused_because_its_reader_goes_by_the_content(tmp_path: Path) -> None:
     with pytest.raises(RefusedPathError, match="not an image format"):
-        check_image(tmp_path / "a.vtk")
+        check_image(tmp_path / "a.vtk", "a.vtk")
 
 
 def test_a_manifest_with_a_pointing_header_fails_the_job(manifest: Manifest, tmp_path: Path) -> None:
@@ -170,3 +170,14 @@ def test_a_manifest_with_a_pointing_header_fails_the_job(manifest: Manifest, tmp
     wrong = changed(manifest, image="b.mha")
     with pytest.raises(RefusedPathError, match=r"case 'b', image 'b\.mha': its header names another file"):
         run(tmp_path / "data", {"kind": "qa", "manifest": str(wrong.path)}, manifest.root)
+
+
+def test_a_link_with_another_ending_than_its_file_is_judged_by_both(manifest: Manifest, tmp_path: Path) -> None:
+    """A reader goes by the name it is given: here by that of the link."""
+    (manifest.root / "plain.nii.gz").write_bytes(b"NDims = 2\nElementDataFile = /etc/passwd\n")
+    (manifest.root / "b.mha").symlink_to(manifest.root / "plain.nii.gz")
+    wrong = changed(manifest, image="b.mha")
+    with pytest.raises(RefusedPathError, match="its header names another file"):
+        run(tmp_path / "data", {"kind": "qa", "manifest": str(wrong.path)}, manifest.root)
+    with pytest.raises(RefusedPathError, match="its header names another file"):
+        check_folder(manifest.root, Roots.of((manifest.root,)))

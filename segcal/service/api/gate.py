@@ -6,6 +6,7 @@ to change something without saying so itself.
 
 from __future__ import annotations
 
+import logging
 from urllib.parse import quote
 
 from anyio import to_thread
@@ -21,6 +22,8 @@ from segcal.service.api.hosts import came_through_proxy, from_other_site, known_
 from segcal.service.api.problems import FORBIDDEN, NO_STORE, NOT_SIGNED_IN, WRONG_HOST, problem
 from segcal.service.errors import StoreError
 from segcal.service.model import Scope
+
+log = logging.getLogger("segcal.service.gate")
 
 OPEN_PATHS = frozenset({"/v1/health", "/v1/ready", "/login"})
 """What needs no token: for whatever watches over the process, and to sign in."""
@@ -72,7 +75,9 @@ class Gate:
             headers = request.headers
             caller = await to_thread.run_sync(self._find, headers) if says_who(headers) else self._find(headers)
         except StoreError as error:
-            return problem(NO_STORE, str(error))
+            # Where the store lies is not for strangers.
+            log.warning("a token could not be checked: %s", error)
+            return problem(NO_STORE, "the store does not answer; try again later")
         if caller is None:
             return _sign_in(request)
         request.state.caller = caller

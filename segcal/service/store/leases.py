@@ -134,9 +134,14 @@ class Jobs(Queue):
 
     def _end(self, claim: Claim, state: str, message: str) -> bool:
         with self._database.write() as connection:
-            values = {"state": state, "finished": self._database.now(connection), "lease_until": None}
+            now = self._database.now(connection)
+            values = {"state": state, "finished": now, "lease_until": None}
             ended = update(jobs).where(_held(claim)).values(message=message, **values)
-            return connection.execute(ended).rowcount == 1 or _is_ours(connection, claim, state)
+            if connection.execute(ended).rowcount == 0:
+                return _is_ours(connection, claim, state)
+            if state == "failed":
+                _insert_cases(connection, claim.job, _failed_case(claim.job, message), now)
+            return True
 
     def _give_back(self, claim: Claim, *, message: str, attempts: Any) -> bool:
         with self._database.write() as connection:
@@ -171,6 +176,13 @@ def _insert_cases(connection: Connection, job: Job, found: Sequence[NewCase], no
         connection.execute(insert(cases_table), rows)
 
 
+def _failed_case(job: Job, message: str) -> list[NewCase]:
+    """The row of a case whose job came to nothing: in the overview of its day it must not be missing."""
+    if job.kind != "case":
+        return []
+    return [NewCase(job.request["case"], "failed", job.request["calibrator"], error=message)]
+
+
 def _take_back(connection: Connection, now: float, attempts: int) -> int:
     lost = select(jobs.c.id, jobs.c.attempts, jobs.c.cancel_requested, jobs.c.worker).where(_overdue(now))
     rows = connection.execute(lost.with_for_update(skip_locked=True)).all()
@@ -179,7 +191,10 @@ def _take_back(connection: Connection, now: float, attempts: int) -> int:
         if asked:
             values |= {"state": "cancelled", "finished": now, "message": "cancelled; its worker had died"}
         elif tried >= attempts:
-            values |= {"state": "failed", "finished": now, "message": _given_up(tried, worker)}
+            text = _given_up(tried, worker)
+            values |= {"state": "failed", "finished": now, "message": text}
+            job = get_job(connection, job_id)
+            _insert_cases(connection, job, _failed_case(job, text), now)
         connection.execute(update(jobs).where(jobs.c.id == job_id).values(values))
     return len(rows)
 

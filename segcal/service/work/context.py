@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from segcal.case_map import CaseMap
+from segcal.errors import OutputError
 from segcal.fitted import FittedCalibrator, load_calibrator
 from segcal.service.errors import UnknownError
 from segcal.service.files import ServiceFiles
 from segcal.service.roots import Roots
 from segcal.types import Progress
+
+CLEARINGS = 10
+"""How often a folder is cleared before it is given up, a second apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +88,18 @@ class JobFolder:
 
 
 def fresh(folder: Path) -> Path:
-    """An empty folder; what an attempt that was killed left in it is gone, so that nothing of it shows."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder
+    """An empty folder; what an attempt that was killed left in it is gone, so that nothing of it shows.
+
+    Raises:
+        OutputError: somebody keeps writing into it: a task that a Dask worker has not given up yet.
+    """
+    for _ in range(CLEARINGS):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        if not any(folder.iterdir()):
+            return folder
+        time.sleep(1.0)
+    raise OutputError(f"{folder.name}: cannot be cleared; another process is still writing into it")
 
 
 def stored_calibrator(sha256: str, files: ServiceFiles) -> FittedCalibrator:

@@ -54,9 +54,9 @@ def link_output(source: Path, request: CaseRequest, job: JobFolder, roots: Roots
     for name, path in wanted.items():
         if not path.is_file():
             raise MissingFileError(
-                f"{request.case}: {name} is no longer in the watched folder; let nnU-Net predict it again"
+                f"{request.case}: {name} is gone from the watched folder; put it back and submit `apply` on the folder"
             )
-        check_self_contained(path)
+        check_self_contained(path, name)
     wanted |= {name: allowed.allow(source / name) for name in DOCUMENTS if (source / name).is_file()}
     folder = fresh(job.given) / (source.name or "watched")
     folder.mkdir()

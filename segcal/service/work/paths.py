@@ -38,9 +38,10 @@ def check_manifest(manifest: Manifest, roots: Roots) -> None:
     for case in manifest.cases:
         for what, relative in _named(case):
             try:
-                real = checked.allow(manifest.resolve(relative))
+                given = manifest.resolve(relative)
+                real = checked.allow(given)
                 if what != "member":
-                    check_image(real)
+                    check_image(real, given.name)
             except RefusedPathError as error:
                 raise RefusedPathError(f"case {case.id!r}, {what} {relative!r}: {_reason(error)}") from None
 
@@ -54,7 +55,7 @@ def check_folder(folder: str | Path, roots: Roots) -> Path:
     real, checked = roots.allow(folder), _Checked(roots)
     for place, folders, names in os.walk(real):
         for name in (*folders, *names):
-            check_self_contained(checked.allow(Path(place, name)))
+            check_self_contained(checked.allow(Path(place, name)), name)
     return real
 
 

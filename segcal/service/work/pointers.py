@@ -17,25 +17,34 @@ _NRRD = re.compile(rb"^[ \t]*data ?file[ \t]*:", re.MULTILINE | re.IGNORECASE)
 _WAY_OUT = "save it as .nii.gz, or as .mha or .nrrd with the voxels in the same file"
 
 
-def check_image(path: Path) -> None:
+def check_image(path: Path, given: str) -> None:
     """Refuse an image file whose ending is not one that is read here, or whose voxels lie elsewhere.
+
+    Args:
+        path: the real file.
+        given: the name it was asked for by. A reader goes by the ending of that one, where it is a link.
 
     Raises:
         RefusedPathError: a reader that goes by the content, or by the header, could be led to any file.
     """
-    if not path.name.lower().endswith(IMAGE_ENDINGS):
-        raise RefusedPathError(f"{path.name!r}: not an image format that is read here; {_WAY_OUT}")
-    check_self_contained(path)
+    for name in (path.name, given):
+        if not name.lower().endswith(IMAGE_ENDINGS):
+            raise RefusedPathError(f"{name!r}: not an image format that is read here; {_WAY_OUT}")
+    check_self_contained(path, given)
 
 
-def check_self_contained(path: Path) -> None:
-    """Refuse an image that keeps its voxels in another file.
+def check_self_contained(path: Path, given: str) -> None:
+    """Refuse an image that keeps its voxels in another file, by the real file's ending or by that of a link to it.
 
     A file that cannot be opened passes: whoever reads it says what is wrong with it.
     """
-    name = path.name.lower()
+    for name in {path.name.lower(), given.lower()}:
+        _check_as(path, name)
+
+
+def _check_as(path: Path, name: str) -> None:
     if name.endswith((".mhd", ".nhdr", ".hdr", ".img")):
-        raise RefusedPathError(f"{path.name!r}: the format keeps its voxels in another file; {_WAY_OUT}")
+        raise RefusedPathError(f"{name!r}: the format keeps its voxels in another file; {_WAY_OUT}")
     if not name.endswith((".mha", ".nrrd")):
         return
     try:
@@ -44,7 +53,7 @@ def check_self_contained(path: Path) -> None:
     except OSError:
         return
     if not (_nrrd_is_whole(start) if name.endswith(".nrrd") else _meta_is_whole(start)):
-        raise RefusedPathError(f"{path.name!r}: its header names another file as the place of the voxels; {_WAY_OUT}")
+        raise RefusedPathError(f"{name!r}: its header names another file as the place of the voxels; {_WAY_OUT}")
 
 
 def _nrrd_is_whole(start: bytes) -> bool:
