@@ -8,12 +8,15 @@ TEST_WORKERS ?= 2
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # Tests of one file stay in one process, so that what a file sets up (a wheel, a fitted calibrator) is made once.
 PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
-BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
+# What stands behind tables of docs/ and takes hours; the others measure speed and memory against targets.
+EXPERIMENTS := $(patsubst %,benchmarks/%.py,classifier_scale classifiers digits digits_losses interval_coverage local_nets_settings \
+  qa_hippocampus row_intervals)
+BENCHMARKS := $(filter-out benchmarks/_% $(EXPERIMENTS),$(wildcard benchmarks/*.py))
 # Those that know a short form of themselves.
-QUICK_BENCHMARKS := $(shell grep -l -e '"--quick"' $(BENCHMARKS))
+QUICK_BENCHMARKS := $(shell grep -l -e '"--quick"' $(BENCHMARKS) $(EXPERIMENTS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench bench-quick chromium postgres viewer clean
+.PHONY: help setup demo test test-all lint format bench bench-quick experiments chromium postgres viewer clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,9 +48,11 @@ test: lint ## lint, then every test that is not marked slow
 test-all: lint ## lint, then every test
 	$(PYTEST)
 
-bench: setup ## run the scripts of benchmarks/ one after the other (an hour; 9 GB in the folder for temporary files)
-	@test -n "$(BENCHMARKS)" || echo "benchmarks/ holds no script"
+bench: setup ## speed and memory, one script after the other (about an hour; 9 GB in the folder for temporary files)
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script"; done
+
+experiments: setup ## what the tables on methods, losses, intervals and QA in docs/ come from (hours)
+	@set -e; for script in $(EXPERIMENTS); do echo "== $$script"; $(BIN)/python "$$script"; done
 
 bench-quick: setup ## those with a short form on small data, in a minute and a half: shows that they run, not how fast
 	@set -e; for script in $(QUICK_BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" --quick; done

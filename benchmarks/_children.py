@@ -6,11 +6,10 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import NamedTemporaryFile, TemporaryFile
 
 HERE = Path(__file__).parent
 _CLI = "import sys; from segcal_cli.main import run; sys.exit(run())"
@@ -58,16 +57,13 @@ def script(name: str, *arguments: object) -> Cost:
 
 def run(command: Sequence[str], *, environment: dict[str, str] | None = None) -> Cost:
     """Run a command to its end and read what it used from the system."""
-    with TemporaryFile() as output, TemporaryFile() as errors:
-        begin = time.perf_counter()
-        child = subprocess.Popen(command, stdout=output, stderr=errors, env={**os.environ, **(environment or {})})
-        _, status, usage = os.wait4(child.pid, 0)
-        wall = time.perf_counter() - begin
-        child.returncode = os.waitstatus_to_exitcode(status)  # wait4 has collected it: Popen must not wait again
+    with TemporaryFile() as output, TemporaryFile() as errors, NamedTemporaryFile("r") as usage:
+        launcher = [sys.executable, "-IS", str(HERE / "_launch.py"), usage.name, *command]
+        subprocess.run(launcher, stdout=output, stderr=errors, env={**os.environ, **(environment or {})}, check=True)
         output.seek(0)
         errors.seek(0)
         printed = output.read().decode()
-        if child.returncode != 0:
-            raise ChildError(f"{' '.join(command)} ended with {child.returncode}:\n{errors.read().decode()[-3000:]}")
-    peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
-    return Cost(usage.ru_utime + usage.ru_stime, wall, peak, printed)
+        used = json.load(usage)
+        if used["code"] != 0:
+            raise ChildError(f"{' '.join(command)} ended with {used['code']}:\n{errors.read().decode()[-3000:]}")
+    return Cost(used["cpu_s"], used["wall_s"], used["peak_mb"], printed)

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from segcal.errors import UsageError
 
 DEVICE_NAMES = ("auto", "cpu", "cuda", "mps")
+
+LOOP_DEVICES = frozenset({"cpu"})
+"""Where `segcal.compiled` has loops for; everywhere else the same is done by torch operations (ADR 8)."""
+
+
+def takes_loop(values: Tensor) -> bool:
+    """Whether a compiled loop works on these values, which it expects to be float32; otherwise torch operations do.
+
+    The one place where the two part: whatever asks here gives the same answer either way.
+    """
+    return values.device.type in LOOP_DEVICES and values.dtype == torch.float32
 
 
 def resolve_device(wanted: str | torch.device = "auto", *, sums: bool = False) -> torch.device:

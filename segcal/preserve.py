@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from segcal.chunks import chunk_slices, chunk_voxels
+from segcal.device import takes_loop
 from segcal.errors import ParameterError
 
 NEAR_TIE = 1e-6
@@ -34,8 +35,7 @@ def keep_decision(stored: Tensor, decision: Tensor) -> Tensor:
     n_classes = stored.shape[0]
     flat = stored.reshape(n_classes, -1)
     wanted = decision.reshape(-1)
-    compiled = flat.device.type == "cpu" and flat.dtype == torch.float32
-    wrong = _differing_on_cpu(flat, wanted) if compiled else _differing(flat, wanted.long())
+    wrong = _differing_by_loop(flat, wanted) if takes_loop(flat) else _differing(flat, wanted.long())
     if wrong.numel() == 0:
         return stored
     rows = flat[:, wrong]
@@ -94,7 +94,7 @@ def keep_near_ties(probs: Tensor, decision: Tensor, *, regions: bool) -> Tensor:
     return said
 
 
-def _differing_on_cpu(flat: Tensor, wanted: Tensor) -> Tensor:
+def _differing_by_loop(flat: Tensor, wanted: Tensor) -> Tensor:
     """The same as `_differing` by one compiled loop."""
     from segcal.compiled.flat_rows import flat_rows  # brings numba, which only those who need it wait for
     from segcal.compiled.winners import find_differing

@@ -40,6 +40,12 @@ def brats(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("_brats")
 
 
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("_children")
+
+
 def read_entries(path: Path) -> dict[str, dict[str, object]]:
     entries = json.loads(path.read_bytes())
     assert all(list(one) == ["name", "value", "unit", "target", "ok"] for one in entries)
@@ -70,6 +76,23 @@ def test_a_target_is_judged_in_its_direction(
     results: ModuleType, value: float | None, at_least: bool, ok: bool
 ) -> None:
     assert results.entry("a", value, "x", 2.0, at_least=at_least).ok is ok
+
+
+def test_a_measured_process_is_not_charged_with_the_memory_of_the_one_that_starts_it(children: ModuleType) -> None:
+    held = np.ones(300_000_000, dtype=np.uint8)
+
+    small = children.run([sys.executable, "-c", "print('done')"])
+    large = children.run([sys.executable, "-c", "held = bytearray(200_000_000)"])
+
+    assert held.nbytes > 250e6
+    assert small.printed == "done\n"
+    assert small.peak_mb < 100
+    assert 200 < large.peak_mb < 300
+
+
+def test_a_measured_process_that_fails_is_an_error_with_its_words(children: ModuleType) -> None:
+    with pytest.raises(children.ChildError, match=r"(?s)ended with 3:.*out of luck"):
+        children.run([sys.executable, "-c", "import sys; print('out of luck', file=sys.stderr); sys.exit(3)"])
 
 
 def test_the_committed_results_have_the_schema() -> None:

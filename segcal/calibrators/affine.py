@@ -23,6 +23,7 @@ from torch import Tensor
 
 from segcal.calibrators.base import Calibrator
 from segcal.calibrators.few_ranks import MOST_BY_COMPARISON
+from segcal.device import takes_loop
 from segcal.errors import ParameterError
 
 RIDGE = 1e-6
@@ -146,7 +147,7 @@ class AffineCalibrator(Calibrator):
         """(C, n) values before the softmax."""
         if not self.class_conditional:
             return self._expert_scores(logits, None)
-        if logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.shape[0] <= MOST_BY_COMPARISON:
+        if takes_loop(logits) and logits.shape[0] <= MOST_BY_COMPARISON:
             return self._all_experts_scores(logits, decision)
         counts = torch.bincount(decision, minlength=logits.shape[0])
         main = int(counts.argmax())

@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - the name every torch user knows
 from torch import Tensor
 
 from segcal.calibrators.base import Calibrator, Preserves, at_least_float32, expect_tensor
+from segcal.device import takes_loop
 from segcal.errors import ParameterError
 
 N_LEAVES, N_GATES = 4, 3
@@ -152,11 +153,7 @@ def pad_in_plane(slices: Tensor) -> Tensor:
 
 def tree_temperature(padded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The tree of the class docstring: (n, C, h + 8, w + 8) features with their halo to (n, h, w) temperatures."""
-    by_loop = (
-        padded.device.type == "cpu"
-        and padded.dtype == torch.float32
-        and not (weight.requires_grad or bias.requires_grad)
-    )
+    by_loop = takes_loop(padded) and not (weight.requires_grad or bias.requires_grad)
     maps = _by_loop(padded, weight, bias) if by_loop else F.conv2d(padded, weight, bias, dilation=DILATION)
     leaves = F.softplus(maps[:, :N_LEAVES])
     gates = torch.sigmoid(maps[:, N_LEAVES:])

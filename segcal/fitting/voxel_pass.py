@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from segcal.device import takes_loop
 from segcal.errors import DataError
 from segcal.fitting.hashing import stream_of, voxel_uniforms
 from segcal.metrics.energy import Moments
@@ -80,7 +81,7 @@ def voxel_pass(
     seed: int, case_id: str, logits: Tensor, labels: Tensor, decision: Tensor, voxels: Tensor | None
 ) -> VoxelPass:
     """The pass for the device the voxels are on."""
-    kind = CompiledPass if logits.device.type == "cpu" else TorchPass
+    kind = CompiledPass if takes_loop(logits) else TorchPass
     return kind(seed, case_id, logits, labels, decision, voxels)
 
 
@@ -92,7 +93,7 @@ class CompiledPass(VoxelPass):
         from segcal.compiled.scores import N_SUMS
 
         n_classes = self.logits.shape[0]
-        self._values = self.logits.to(torch.float32).contiguous().numpy()
+        self._values = self.logits.contiguous().numpy()
         self._labels, self._decision = self.labels.contiguous().numpy(), self.decision.contiguous().numpy()
         self._voxels = np.empty(0, dtype=np.int64) if self.voxels is None else self.voxels.contiguous().numpy()
         self._stream = np.uint64(stream_of(self.seed, self.case_id))

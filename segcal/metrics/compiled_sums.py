@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from segcal.device import takes_loop
 from segcal.metrics.base import SUM_TOLERANCE, MetricSettings
 from segcal.metrics.bins import BinTable
 from segcal.metrics.fine_cells import FIRST_CELL, LARGEST_COMMON_GRID, N_CELLS, SETTLED, cell_index
@@ -50,8 +51,7 @@ def takes(batch: VoxelBatch) -> bool:
     """Whether the loop can count a batch: float32 on the CPU, labels in a byte, bins of a usual width."""
     settings = batch.settings
     return (
-        batch.probs.device.type == "cpu"
-        and batch.probs.dtype == torch.float32
+        takes_loop(batch.probs)
         and batch.labels.dtype == torch.uint8
         and math.lcm(*settings.n_bins) <= LARGEST_COMMON_GRID
         and settings.certain_above <= SETTLED

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from segcal.compiled.flat_rows import flat_rows
-from segcal.preserve import _differing, _differing_on_cpu
+from segcal.preserve import _differing, _differing_by_loop
 
 
 @pytest.mark.parametrize("n_classes", [2, 3, 7])
@@ -19,7 +19,7 @@ def test_the_loop_finds_the_same_voxels_ties_included(n_classes: int, dtype: tor
     wanted = torch.randint(0, n_classes, (n_voxels,), generator=generator)
     wanted = torch.where(torch.rand(n_voxels, generator=generator) < 0.5, probs.max(0).indices, wanted)
 
-    assert torch.equal(_differing_on_cpu(probs, wanted.to(dtype)), _differing(probs, wanted))
+    assert torch.equal(_differing_by_loop(probs, wanted.to(dtype)), _differing(probs, wanted))
 
 
 @pytest.mark.parametrize("layout", ["whole", "cut", "transposed", "every second", "one class repeated"])
