@@ -80,6 +80,7 @@ def load_case(
     device: torch.device,
     with_labels: bool,
     n_members: int | None = None,
+    narrow: bool = False,
 ) -> CaseData:
     """Read the members and the label of a case and pool the members.
 
@@ -90,8 +91,10 @@ def load_case(
         device: where the tensors of the result live.
         with_labels: also read the label; a case without one is then an error.
         n_members: only the first so many members; None takes all.
+        narrow: keep the decision in bytes where the classes allow it.
     """
-    return load_poolings(manifest, case, [Want(pooling, n_members)], device=device, with_labels=with_labels)[0]
+    want = Want(pooling, n_members)
+    return load_poolings(manifest, case, [want], device=device, with_labels=with_labels, narrow=narrow)[0]
 
 
 @one_thread()
@@ -109,8 +112,7 @@ def load_poolings(
 
     Members are read in parallel and added in the manifest's order, so the result does not depend on timing.
     `on_member` is called with the position of every member and the member itself, after it was checked and pooled;
-    it must not keep the member. With `narrow` decisions are kept in bytes where the classes allow it: int64 takes 71 MB
-    a pooling at BraTS size.
+    it must not keep the member. With `narrow` decisions are kept in bytes where the classes allow it.
     """
     counts = [len(_chosen(case, want.n_members)) for want in wanted]
     paths = [manifest.resolve(member) for member in case.members[: max(counts)]]
@@ -202,8 +204,8 @@ def _check_member(manifest: Manifest, case: ManifestCase, member: Member, grid: 
 
 
 def _decision(manifest: Manifest, pooled: Pooled, *, narrow: bool) -> Tensor:
-    decision = pooled_decision(pooled.logits, regions=manifest.has_regions)
-    return decision.to(torch.uint8) if narrow and not manifest.has_regions and manifest.n_classes <= 255 else decision
+    dtype = torch.uint8 if narrow and manifest.n_classes <= 255 else torch.int64
+    return pooled_decision(pooled.logits, regions=manifest.has_regions, dtype=dtype)
 
 
 def _inside(pooled: Pooled) -> Tensor | None:

@@ -176,12 +176,18 @@ class Pool:
         return log_mean
 
 
-def pooled_decision(logits: Tensor, *, regions: bool) -> Tensor:
-    """What pooled logits decide: (z, y, x) class index, first index on ties; regions: (R, z, y, x) log-odds > 0."""
+def pooled_decision(logits: Tensor, *, regions: bool, dtype: torch.dtype = torch.int64) -> Tensor:
+    """What pooled logits decide: (z, y, x) class index, first index on ties; regions: (R, z, y, x) log-odds > 0.
+
+    Args:
+        logits: (class or region, z, y, x).
+        regions: whether channels are regions.
+        dtype: of class indices; int64 takes 71 MB at BraTS size, bytes 9.
+    """
     if regions:
         return logits > 0
     flat = logits.reshape(logits.shape[0], -1)
-    decision = empty_volume(flat.shape[1:], torch.int64, logits.device)
+    decision = empty_volume(flat.shape[1:], dtype, logits.device)
     for part in chunk_slices(flat.shape[1], chunk_voxels(flat.shape[0])):
         # `max` also gives the first index on ties and is four times faster than `argmax` across channels.
         decision[part] = flat[:, part].max(dim=0).indices

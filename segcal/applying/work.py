@@ -83,7 +83,9 @@ class ApplyWork(ReadAhead[CaseToApply, CaseRead, CaseApplied]):
                 on_member=lambda _, member: members.add(member),
             )[0]
             return CaseRead(recipe, data, time.perf_counter() - start, members.mean())
-        data = load_case(self.manifest, case, pooling=self.settings.pooling, device=self.device, with_labels=False)
+        data = load_case(
+            self.manifest, case, pooling=self.settings.pooling, device=self.device, with_labels=False, narrow=True
+        )
         return CaseRead(recipe, data, time.perf_counter() - start)
 
     def finish(self, item: CaseToApply, data: CaseRead) -> CaseApplied:
