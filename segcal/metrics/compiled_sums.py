@@ -22,7 +22,7 @@ from segcal.metrics.torch_sums import nll_units
 from segcal.metrics.voxel_sums import ClassTables, FlipCounts, ScoreSums
 
 if TYPE_CHECKING:
-    from segcal.compiled.voxel_counts import Steps, Tables
+    from segcal.compiled.voxel_tables import Steps, Tables
     from segcal.metrics.voxels import VoxelBatch
 
 
@@ -60,7 +60,8 @@ def takes(batch: VoxelBatch) -> bool:
 
 def compiled_sums(batch: VoxelBatch) -> CompiledSums | None:
     """Count a batch that `takes` accepts; None if some voxel does not hold probabilities."""
-    from segcal.compiled.voxel_counts import Seen, count_voxels  # brings numba, which only those who measure wait for
+    from segcal.compiled.voxel_counts import count_voxels  # brings numba, which only those who measure wait for
+    from segcal.compiled.voxel_tables import Seen
 
     seen = Seen(
         *(_bytes(values) for values in (batch.labels, batch.reference, batch.deployed, batch.outside, batch.band))
@@ -93,7 +94,7 @@ def _bytes(values: Tensor | None) -> NDArray[np.uint8]:
 
 
 def _empty_tables(settings: MetricSettings, n_bands: int) -> Tables:
-    from segcal.compiled.voxel_counts import Tables
+    from segcal.compiled.voxel_tables import Tables
 
     def counts(*shape: int) -> NDArray[np.int64]:
         return np.zeros(shape, dtype=np.int64)
@@ -120,7 +121,8 @@ def _empty_tables(settings: MetricSettings, n_bands: int) -> Tables:
 @cache
 def _steps() -> Steps:
     """Fine cell and loss of the settled confidences, by the functions that serve all others."""
-    from segcal.compiled.voxel_counts import STEPS_PER_ONE, Steps
+    from segcal.compiled.voxel_counts import STEPS_PER_ONE
+    from segcal.compiled.voxel_tables import Steps
 
     n_steps = round((1.0 - SETTLED) * STEPS_PER_ONE)
     confidence = 1.0 - torch.arange(n_steps, dtype=torch.float64, device="cpu") / STEPS_PER_ONE
