@@ -1,4 +1,4 @@
-"""Jobs: submit, look at, follow, cancel, and their results."""
+"""Jobs: submit, look at, follow, cancel, try again, and their results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from segcal.service.api.events import EVENT_SCHEMA, JobEvents
 from segcal.service.api.examples import SUBMISSIONS
 from segcal.service.api.problems import BUSY, KEY_USED, NOT_FOUND, NOT_YET, PAUSED, QUEUE_FULL, ProblemError
 from segcal.service.api.results import REPORTS, list_results, result_path
-from segcal.service.api.submission import submit_job
+from segcal.service.api.submission import submit_job, try_again
 from segcal.service.model import FINISHED, Job, JobKind, JobState
 from segcal.service.requests import Submittable
 
@@ -77,6 +77,21 @@ def job(job_id: JobId, context: Context) -> JobAnswer:
 def cancel(job_id: JobId, context: Context, caller: Submitter) -> JobAnswer:
     """A waiting job is cancelled at once, a running one within seconds; a finished one stays as it is."""
     return JobAnswer.of(context.store.jobs.cancel(job_id))
+
+
+@router.post(
+    "/{job_id}/retry",
+    status_code=202,
+    summary="Try a job again",
+    responses={202: {"description": "The job waits again."}, **everywhere(NOT_FOUND, NOT_YET, QUEUE_FULL, PAUSED)},
+)
+def retry(job_id: JobId, context: Context, caller: Submitter) -> JobAnswer:
+    """One that failed or was cancelled, after its cause was mended. It stays the same job and goes on with its files.
+
+    Files it reads are taken as they are now. Only a watched output must be the one that was found: a new prediction
+    gets a job of its own.
+    """
+    return JobAnswer.of(try_again(job_id, context))
 
 
 @router.get(

@@ -1,4 +1,4 @@
-"""Jobs as their submitters see them: put in, looked at, counted, cancelled."""
+"""Jobs as their submitters see them: put in, looked at, counted, cancelled, tried again."""
 
 from __future__ import annotations
 
@@ -6,16 +6,31 @@ from typing import Any, get_args
 
 from sqlalchemy import Connection, RowMapping, func, insert, select, update
 
-from segcal.service.errors import KeyReusedError, QueueFullError, UnknownError
-from segcal.service.model import Job, JobKind, JobState, new_id
+from segcal.service.errors import KeyReusedError, QueueFullError, UnknownError, WrongStateError
+from segcal.service.model import REPEATABLE, Job, JobKind, JobState, new_id
 from segcal.service.requests import JobRequest
 from segcal.service.store.database import Database
 from segcal.service.store.rows import job_of
 from segcal.service.store.tables import is_queued, jobs
 
+NOBODYS: dict[str, Any] = {"token": None, "lease_until": None, "stage": "", "done": 0, "total": 0}
+"""Of a job that no worker has."""
+
+_ANEW: dict[str, Any] = {
+    **NOBODYS,
+    "state": "queued",
+    "attempts": 0,
+    "started": None,
+    "finished": None,
+    "worker": "",
+    "cancel_requested": False,
+    "message": "",
+    "result": {},
+}
+
 
 class Queue:
-    """Submission, listing and cancelling."""
+    """Submission, listing, cancelling and trying again."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -114,6 +129,28 @@ class Queue:
                 connection.execute(running.values(cancel_requested=True))
             return get_job(connection, job_id)
 
+    def try_again(self, job_id: str, *, queue_limit: int) -> Job:
+        """Put a job that failed or was cancelled back into the queue, at its old place and with all its attempts.
+
+        It stays the same job, so what became a job once is still done once. Until it has another end, the row of a case
+        that tells of its failure stays in the overview.
+
+        Raises:
+            UnknownError: there is none of that id.
+            WrongStateError: it waits, runs or is done.
+            QueueFullError: as many as `queue_limit` are waiting already.
+        """
+        with self._database.write() as connection:
+            self._database.lock(connection, "submit")
+            job = get_job(connection, job_id)
+            if job.state not in REPEATABLE:
+                raise WrongStateError(
+                    f"job {job_id} is {job.state}; only one that failed or was cancelled can be tried again"
+                )
+            _check_room(connection, queue_limit)
+            connection.execute(update(jobs).where(jobs.c.id == job_id).values(_ANEW))
+            return get_job(connection, job_id)
+
 
 def get_job(connection: Connection, job_id: str) -> Job:
     """One job, within a transaction; raises UnknownError."""
@@ -135,9 +172,7 @@ def insert_job(
     job_id: str | None = None,
 ) -> Job:
     """Insert a queued job if there is room; the caller holds the lock "submit", so the limit is exact."""
-    waiting = select(jobs.c.id).where(is_queued).limit(queue_limit).subquery()
-    if connection.execute(select(func.count()).select_from(waiting)).scalar_one() >= queue_limit:
-        raise QueueFullError(f"{queue_limit:,} jobs are waiting, and no more may; try again when some are done")
+    _check_room(connection, queue_limit)
     values: dict[str, Any] = {
         "id": job_id or new_id(),
         "state": "queued",
@@ -151,6 +186,12 @@ def insert_job(
     }
     connection.execute(insert(jobs).values(values))
     return get_job(connection, values["id"])
+
+
+def _check_room(connection: Connection, queue_limit: int) -> None:
+    waiting = select(jobs.c.id).where(is_queued).limit(queue_limit).subquery()
+    if connection.execute(select(func.count()).select_from(waiting)).scalar_one() >= queue_limit:
+        raise QueueFullError(f"{queue_limit:,} jobs are waiting, and no more may; try again when some are done")
 
 
 def _by_key(connection: Connection, submitted_by: str, key: str) -> RowMapping | None:

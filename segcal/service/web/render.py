@@ -20,7 +20,7 @@ from segcal.report.render import code
 from segcal.report.wording import DASH, count, listing
 from segcal.service.api.auth import Caller
 from segcal.service.api.problems import kind_of
-from segcal.service.model import FINISHED, Scope
+from segcal.service.model import FINISHED, REPEATABLE, Scope
 from segcal.service.web import wording
 
 
@@ -94,6 +94,7 @@ def _environment() -> Environment:
         "address": address,
         "DASH": DASH,
         "FINISHED": FINISHED,
+        "REPEATABLE": REPEATABLE,
         "KINDS": wording.KIND_WORDS,
         "STATES": wording.STATE_WORDS,
         "STATE_BADGES": wording.STATE_BADGES,
