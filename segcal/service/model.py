@@ -76,6 +76,19 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class SubmissionKey:
+    """A name that a submitter gave to a submission: sent again under it, the submission is the same job.
+
+    Attributes:
+        owner: id of the token, because names of tokens may be given again; empty for a user of this machine.
+        text: the name.
+    """
+
+    owner: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class NewCase:
     """One case that a job looked at; becomes a row of the overview when the job is finished.
 

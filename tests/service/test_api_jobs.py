@@ -62,6 +62,49 @@ def test_the_same_idempotency_key_gives_the_same_job_and_another_request_with_it
     assert (other.status_code, other.json()["type"]) == (409, "urn:segcal:problem:key-used")
 
 
+@pytest.mark.parametrize("change", ["no room", "full disk", "no manifest", "retired calibrator"])
+def test_a_submission_sent_again_is_its_job_whatever_would_refuse_a_new_one(
+    api: Api, body: dict[str, Any], change: str
+) -> None:
+    headers = {"Idempotency-Key": "tuesday-1"}
+    first = api.client.post("/v1/jobs", json=body, headers=headers).json()
+    limits = api.settings.limits
+    if change == "no room":
+        limits = replace(limits, queued_jobs=1)
+    elif change == "full disk":
+        limits = replace(limits, free_disk_bytes=1 << 60)
+    elif change == "no manifest":
+        Path(body["manifest"]).unlink()
+    else:
+        api.store.calibrators.retire(body["calibrator"])
+
+    with running_api(api.settings.data, limits=limits, roots=api.settings.roots) as later:
+        assert later.client.post("/v1/jobs", json=body).status_code in (422, 429, 503)
+        again = later.client.post("/v1/jobs", json=body, headers=headers)
+        other = later.client.post("/v1/jobs", json={**body, "batch": "other"}, headers=headers)
+
+    assert (again.status_code, again.json()) == (202, first)
+    assert again.headers["location"] == f"/v1/jobs/{first['id']}"
+    assert (other.status_code, other.json()["type"]) == (409, "urn:segcal:problem:key-used")
+
+
+def test_a_key_belongs_to_a_token_and_not_to_its_name(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    body = {"kind": "fit", "manifest": write_manifest(root, "c1.npz")}
+    with running_api(tmp_path / "data", roots=(root,), require_tokens=True) as api:
+
+        def submitted(token: dict[str, str]) -> str:
+            answer = api.client.post("/v1/jobs", json=body, headers={**token, "Idempotency-Key": "k"})
+            return str(answer.json()["id"])
+
+        first = api.token("submit", name="anna")
+        job = submitted(first)
+        assert submitted(first) == job
+        api.store.tokens.revoke(api.store.tokens.list()[0].id)
+        assert submitted(api.token("submit", name="anna")) != job
+
+
 @pytest.mark.parametrize("key", ["", "with space", "x" * 201, "ü"])
 def test_an_idempotency_key_that_is_none_is_refused(api: Api, body: dict[str, Any], key: str) -> None:
     headers = {"Idempotency-Key": key.encode()}

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from segcal.service.errors import KeyReusedError, QueueFullError, UnknownError, WrongStateError
-from segcal.service.model import JobProgress
+from segcal.service.model import JobProgress, SubmissionKey
 from segcal.service.requests import QaRequest
 from segcal.service.store import Claim, Store, open_store
 from tests.service.stores import REQUEST, SHA, calibrator, case_request, new_case, submit
@@ -41,16 +41,19 @@ def test_a_job_comes_back_as_it_was_submitted(store: Store) -> None:
         store.jobs.get("x")
 
 
-def test_the_same_key_gives_the_same_job_to_its_submitter_only(store: Store) -> None:
+def test_the_same_key_gives_the_same_job_to_its_token_only_whatever_the_name(store: Store) -> None:
     first = submit(store, key="k")
 
     assert submit(store, key="k") == first
-    other = store.jobs.submit(REQUEST, batch="", submitted_by="bert", queue_limit=10, key="k")
+    key, others = SubmissionKey("token 1", "k"), SubmissionKey("token 2", "k")
+    assert store.jobs.by_key(key) == store.jobs.get(first)
+    assert store.jobs.by_key(others) is None
+    other = store.jobs.submit(REQUEST, batch="", submitted_by="anna", queue_limit=10, key=others)
     assert other.id != first
     assert submit(store) != submit(store)
     changed = QaRequest(calibrator=SHA, manifest="/data/other.yaml")
     with pytest.raises(KeyReusedError, match="used for job"):
-        store.jobs.submit(changed, batch="", submitted_by="anna", queue_limit=10, key="k")
+        store.jobs.submit(changed, batch="", submitted_by="anna", queue_limit=10, key=key)
 
 
 def test_a_key_submitted_by_many_at_once_makes_one_job(store: Store) -> None:

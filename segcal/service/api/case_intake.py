@@ -12,14 +12,16 @@ from segcal.service.api.context import ApiContext
 from segcal.service.api.submission import usable_calibrator
 from segcal.service.errors import UnknownError, UploadError
 from segcal.service.files import ServiceFiles
-from segcal.service.model import Job, new_id
+from segcal.service.model import Job, SubmissionKey, new_id
 from segcal.service.requests import CaseRequest
 from segcal.service.store import Store
 
 _PENDING = ".pending"
 
 
-def submit_upload(path: Path, request: CaseRequest, context: ApiContext, *, submitted_by: str, key: str | None) -> Job:
+def submit_upload(
+    path: Path, request: CaseRequest, context: ApiContext, *, submitted_by: str, key: SubmissionKey | None
+) -> Job:
     """Check the archive at `path`, move it into a new job's folder and put the job into the queue.
 
     A server killed on the way leaves a note behind by which `remove_lost` finds the folder.

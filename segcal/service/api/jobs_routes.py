@@ -8,7 +8,7 @@ from anyio import to_thread
 from fastapi import APIRouter, Body, Depends, Query, Request, Response
 
 from segcal.service.api.answers import CountsAnswer, JobAnswer, JobsAnswer, ResultsAnswer
-from segcal.service.api.common import IdempotencyKey, JobId, Limit, Submitter, Text, everywhere
+from segcal.service.api.common import JobId, Key, Limit, Submitter, Text, everywhere
 from segcal.service.api.context import ApiContext, Context
 from segcal.service.api.downloads import FILE_RESPONSES, file_answer, ranged
 from segcal.service.api.events import EVENT_SCHEMA, JobEvents
@@ -38,10 +38,10 @@ def submit(
     context: Context,
     caller: Submitter,
     response: Response,
-    idempotency_key: IdempotencyKey = None,
+    key: Key,
 ) -> JobAnswer:
     """Paths have to lie below the folders the service was given with --root, and so does all that a manifest names."""
-    job = submit_job(body, context, submitted_by=caller.name, key=idempotency_key)
+    job = submit_job(body, context, submitted_by=caller.name, key=key)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return JobAnswer.of(job)
 

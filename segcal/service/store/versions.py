@@ -10,7 +10,19 @@ from segcal.service.errors import StoreError
 from segcal.service.store.database import Database
 from segcal.service.store.tables import VERSION, metadata, schema
 
-MIGRATIONS: Mapping[int, tuple[str, ...]] = {}
+MIGRATIONS: Mapping[int, tuple[str, ...]] = {
+    # Keys of submissions belong to a token, no longer to its name. Those of before are given to every token of the name
+    # that was valid then, as they had been. SQLite cannot drop the old column, so it stays, unused.
+    1: (
+        "CREATE TABLE segcal_keys (owner VARCHAR(16) NOT NULL, key TEXT NOT NULL, job_id VARCHAR(40) NOT NULL, "
+        "PRIMARY KEY (owner, key), FOREIGN KEY (job_id) REFERENCES segcal_jobs (id))",
+        "INSERT INTO segcal_keys (owner, key, job_id) SELECT '', key, id FROM segcal_jobs "
+        "WHERE key IS NOT NULL AND submitted_by = ''",
+        "INSERT INTO segcal_keys (owner, key, job_id) SELECT t.id, j.key, j.id FROM segcal_jobs j "
+        "JOIN segcal_tokens t ON t.name = j.submitted_by AND t.created <= j.created "
+        "AND (t.revoked IS NULL OR t.revoked >= j.created) WHERE j.key IS NOT NULL",
+    ),
+}
 """SQL steps from a version to the next one, good for both databases."""
 
 
