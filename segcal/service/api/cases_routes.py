@@ -6,7 +6,7 @@ from pathlib import Path as FilePath
 from typing import Annotated, Literal
 
 from anyio import to_thread
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from segcal.service.api.answers import (
     BatchAnswer,
@@ -21,7 +21,7 @@ from segcal.service.api.answers import (
 from segcal.service.api.case_intake import submit_upload
 from segcal.service.api.common import CaseKey, Key, Limit, Submitter, Text, everywhere
 from segcal.service.api.context import ApiContext, Context
-from segcal.service.api.downloads import FILE_RESPONSES, file_answer, ranged
+from segcal.service.api.downloads import file_answer, file_route
 from segcal.service.api.problems import BUSY, KEY_USED, NOT_FOUND, PAUSED, QUEUE_FULL, WRONG_TYPE
 from segcal.service.api.results import result_path
 from segcal.service.api.submission import check_room, usable_calibrator
@@ -125,13 +125,7 @@ def case(key: CaseKey, context: Context) -> CaseDetail:
     return CaseDetail.of(context.store.cases.get(key))
 
 
-@router.get(
-    "/cases/{key}/layers/{name}.nii.gz",
-    summary="Download a layer of a case",
-    dependencies=[Depends(ranged)],
-    response_class=Response,
-    responses={**FILE_RESPONSES, **everywhere(NOT_FOUND)},
-)
+@file_route(router, "/cases/{key}/layers/{name}.nii.gz", NOT_FOUND, summary="Download a layer of a case")
 def layer(key: CaseKey, name: LayerName, context: Context, request: Request) -> Response:
     """A volume to look at: the image, the segmentation, a probability, the uncertainty, the disagreement."""
     record = context.store.cases.get(key)

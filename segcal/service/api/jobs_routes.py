@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 from anyio import to_thread
-from fastapi import APIRouter, Body, Depends, Query, Request, Response
+from fastapi import APIRouter, Body, Query, Request, Response
 
 from segcal.service.api.answers import CountsAnswer, JobAnswer, JobsAnswer, ResultsAnswer
 from segcal.service.api.common import JobId, Key, Limit, Submitter, Text, everywhere
 from segcal.service.api.context import ApiContext, Context
-from segcal.service.api.downloads import FILE_RESPONSES, file_answer, ranged
+from segcal.service.api.downloads import file_answer, file_route
 from segcal.service.api.events import EVENT_SCHEMA, JobEvents
 from segcal.service.api.examples import SUBMISSIONS
 from segcal.service.api.problems import BUSY, KEY_USED, NOT_FOUND, NOT_YET, PAUSED, QUEUE_FULL, ProblemError
@@ -120,13 +120,7 @@ def results(job_id: JobId, context: Context) -> ResultsAnswer:
     return ResultsAnswer(job=found.id, state=found.state, files=list_results(context.files.job(found.id)))
 
 
-@router.get(
-    "/{job_id}/results/{path:path}",
-    summary="Download a file of a job",
-    dependencies=[Depends(ranged)],
-    response_class=Response,
-    responses={**FILE_RESPONSES, **everywhere(NOT_FOUND, NOT_YET)},
-)
+@file_route(router, "/{job_id}/results/{path:path}", NOT_FOUND, NOT_YET, summary="Download a file of a job")
 def result(job_id: JobId, path: str, context: Context, request: Request) -> Response:
     """In ranges if asked to. HTML is saved, not shown, unless it is a report of segcal, which is shown in a sandbox."""
     found = _finished(context, job_id)
