@@ -165,8 +165,10 @@ watched = Table(
     Column("folder", PlainText, primary_key=True),
     Column("case_name", PlainText, primary_key=True),
     Column("fingerprint", String(64), primary_key=True),
-    Column("job_id", String(40), ForeignKey("segcal_jobs.id"), nullable=False),
+    # None once the job was removed because of its age; the output stays taken.
+    Column("job_id", String(40), ForeignKey("segcal_jobs.id")),
     Column("taken", Float(53), nullable=False),
+    Index("segcal_watched_job", "job_id"),
 )
 
 keys = Table(
@@ -175,6 +177,7 @@ keys = Table(
     Column("owner", String(16), primary_key=True),
     Column("key", PlainText, primary_key=True),
     Column("job_id", String(40), ForeignKey("segcal_jobs.id"), nullable=False),
+    Index("segcal_keys_job", "job_id"),
 )
 
 workers = Table(

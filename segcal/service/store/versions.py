@@ -21,6 +21,16 @@ MIGRATIONS: Mapping[int, tuple[str, ...]] = {
         "INSERT INTO segcal_keys (owner, key, job_id) SELECT t.id, j.key, j.id FROM segcal_jobs j "
         "JOIN segcal_tokens t ON t.name = j.submitted_by AND t.created <= j.created "
         "AND (t.revoked IS NULL OR t.revoked >= j.created) WHERE j.key IS NOT NULL",
+        "CREATE INDEX segcal_keys_job ON segcal_keys (job_id)",
+        # A watched output stays known when its job is removed. SQLite changes no column in place.
+        "ALTER TABLE segcal_watched RENAME TO segcal_watched_1",
+        "CREATE TABLE segcal_watched (folder TEXT NOT NULL, case_name TEXT NOT NULL, fingerprint VARCHAR(64) NOT NULL, "
+        "job_id VARCHAR(40), taken FLOAT NOT NULL, PRIMARY KEY (folder, case_name, fingerprint), "
+        "FOREIGN KEY (job_id) REFERENCES segcal_jobs (id))",
+        "INSERT INTO segcal_watched (folder, case_name, fingerprint, job_id, taken) "
+        "SELECT folder, case_name, fingerprint, job_id, taken FROM segcal_watched_1",
+        "DROP TABLE segcal_watched_1",
+        "CREATE INDEX segcal_watched_job ON segcal_watched (job_id)",
     ),
 }
 """SQL steps from a version to the next one, good for both databases."""
