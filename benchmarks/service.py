@@ -2,7 +2,7 @@
 
     python benchmarks/service.py              about three minutes, SQLite
     python benchmarks/service.py --quick      small numbers, to see that it runs
-    python benchmarks/service.py --store postgresql+psycopg://user@127.0.0.1:5432/segcal
+    python benchmarks/service.py --store postgresql://user@127.0.0.1:5432/segcal    an empty database
 
 Bounded in count and time. No job is worked on (`--workers 0`), so what is measured is the server and its store.
 """
@@ -21,13 +21,13 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import nibabel
 import numpy as np
 from _load import Answers, Ask, load, post_json
-from _results import entry, record
+from _results import Entry, entry, record
 
 from segcal.service.model import NewCase
 from segcal.service.requests import QaRequest
@@ -69,7 +69,7 @@ def main() -> None:
         store = open_store(url)
         calibrator = _add_calibrator(store, data)
         key = _add_case(store, data, calibrator, plan.shape)
-        entries = []
+        entries: list[Entry] = []
         with _serving(data, manifest.parent, given.store) as server:
             request = {"kind": "qa", "calibrator": calibrator, "manifest": str(manifest)}
             job_id = server.submit(request)
@@ -80,11 +80,13 @@ def main() -> None:
             for what in ("poll", "list"):
                 ratio = long.quantile(what, 50) / short.quantile(what, 50)
                 print(f"  {what}: a long queue makes the median {ratio:.2f} times as long")
-                entries.append(entry(f"service/{what}/long_over_short_queue", ratio, "ratio", 1.5))
+                entries.append(entry(f"{what}/long_over_short_queue", ratio, "ratio", 1.5))
             entries += _mixed(server, request, job_id, key, plan)
             entries += _memory(server, job_id, plan)
         store.close()
-    record(entries, quick=given.quick)
+    # The figures of one database do not take the place of the other's.
+    name = "service_postgresql/" if given.store else "service/"
+    record([replace(each, name=f"{name}{each.name}") for each in entries], quick=given.quick)
 
 
 @dataclass
@@ -154,7 +156,7 @@ def _polls(server: Server, job_id: str, plan: Plan, title: str) -> Answers:
     return answers
 
 
-def _mixed(server: Server, request: dict[str, str], job_id: str, key: int, plan: Plan) -> list[object]:
+def _mixed(server: Server, request: dict[str, str], job_id: str, key: int, plan: Plan) -> list[Entry]:
     """Two clients submit, four poll, two look through slices."""
     depth = plan.shape[0]
     places = itertools.count()
@@ -174,15 +176,15 @@ def _mixed(server: Server, request: dict[str, str], job_id: str, key: int, plan:
     busy = (server.cpu_s() - before) / answers.wall_s
     _print("submissions, polls and slices at once, 8 clients", answers)
     print(f"  the server used {busy:.2f} of a core")
-    entries: list[object] = [entry("service/mixed/server_cores", busy, "cores")]
+    entries: list[Entry] = [entry("mixed/server_cores", busy, "cores")]
     for what in ("submit", "poll", "slice"):
-        entries.append(entry(f"service/mixed/{what}/rate", answers.rate(what), "1/s"))
-        entries.append(entry(f"service/mixed/{what}/p50", answers.quantile(what, 50), "ms"))
-        entries.append(entry(f"service/mixed/{what}/p99", answers.quantile(what, 99), "ms"))
+        entries.append(entry(f"mixed/{what}/rate", answers.rate(what), "1/s"))
+        entries.append(entry(f"mixed/{what}/p50", answers.quantile(what, 50), "ms"))
+        entries.append(entry(f"mixed/{what}/p99", answers.quantile(what, 99), "ms"))
     return entries
 
 
-def _memory(server: Server, job_id: str, plan: Plan) -> list[object]:
+def _memory(server: Server, job_id: str, plan: Plan) -> list[Entry]:
     """Resident memory after every quarter of an hour's polls, sent as fast as they are answered."""
 
     def poll(_: int) -> Ask:
@@ -195,8 +197,8 @@ def _memory(server: Server, job_id: str, plan: Plan) -> list[object]:
         sizes.append(server.resident_mb())
     print(f"  resident memory: {', '.join(f'{size:.0f}' for size in sizes)} MB")
     return [
-        entry("service/memory/resident", sizes[-1], "MB"),
-        entry("service/memory/growth_over_an_hour_of_polls", sizes[-1] - sizes[1], "MB", 10.0),
+        entry("memory/resident", sizes[-1], "MB"),
+        entry("memory/growth_over_an_hour_of_polls", sizes[-1] - sizes[1], "MB", 10.0),
     ]
 
 

@@ -62,6 +62,9 @@ def serve(
     scheduler: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Let a Dask cluster work on the cases.")
     ] = None,
+    keep_days: Annotated[
+        int | None, typer.Option(min=1, metavar="DAYS", help="Remove jobs and their files so long after their end.")
+    ] = None,
     settle: Annotated[float, typer.Option(min=0.0, help="Seconds a watched output must not have changed.")] = 10.0,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -86,6 +89,7 @@ def serve(
         require_tokens=require_tokens,
         limits=limits,
         scheduler=scheduler,
+        keep_days=keep_days,
         watch=tuple(
             WatchSettings(existing(folder, "--watch"), sha256_of(calibrator), settle_seconds=settle)
             for folder in watch or ()

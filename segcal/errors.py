@@ -59,5 +59,9 @@ class ClusterError(SegcalError, RuntimeError):
     """The machines the work runs on are not there, or no longer: nothing that one case could be blamed for."""
 
 
+class ClusterAwayError(ClusterError):
+    """Nobody answers where the cluster should be, or it has no workers: the same work can be done when it is back."""
+
+
 class LostCaseError(SegcalError, RuntimeError):
     """The workers that tried a case died or ran out of memory, one after the other."""

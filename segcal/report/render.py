@@ -32,18 +32,26 @@ def code(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-@cache
-def _environment() -> Environment:
+def page_environment(package: str) -> Environment:
+    """How templates of a package are read, everywhere alike: all values escaped, a name that is missing is an error."""
     environment = Environment(
-        loader=PackageLoader("segcal.report", "templates"),
+        loader=PackageLoader(package, "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"code": code, "number": number, "signed": signed, "share": share, "listing": listing}
-    environment.globals |= {"MEASURES": MEASURES, "count": count, "relative": relative}
+    environment.filters |= {"code": code, "listing": listing}
+    environment.globals |= {"count": count}
+    return environment
+
+
+@cache
+def _environment() -> Environment:
+    environment = page_environment("segcal.report")
+    environment.filters |= {"number": number, "signed": signed, "share": share}
+    environment.globals |= {"MEASURES": MEASURES, "relative": relative}
     return environment
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import dask
 from distributed import Client, LocalCluster
 
-from segcal.errors import ClusterError, UsageError
+from segcal.errors import ClusterAwayError, ClusterError, UsageError
 from segcal.scale.dask_cases import DaskCases
 from segcal.scale.remote import difference, versions
 
@@ -59,7 +59,8 @@ def open_cluster(
         tell: told where the dashboard is, in one line.
 
     Raises:
-        ClusterError: nobody answers, no worker arrives, or the workers run other versions.
+        ClusterAwayError: nobody answers, or no worker arrives.
+        ClusterError: the workers run other versions, or the address is none.
     """
     if (scheduler is None) == (workers is None):
         raise UsageError("give either --scheduler ADDRESS or --workers N")
@@ -73,8 +74,11 @@ def open_cluster(
             assert scheduler is not None
             address = _checked(scheduler)
         client = stack.enter_context(_connected(address, scheduler))
-        _wait_for_a_worker(client, patience)
-        _check_versions(client, versions())
+        try:
+            _wait_for_a_worker(client, patience)
+            _check_versions(client, versions())
+        except OSError as error:
+            raise ClusterAwayError(f"{scheduler}: the Dask scheduler went away ({error}).") from error
         if tell is not None:
             for line in _about(client):
                 tell(line)
@@ -101,8 +105,9 @@ def _local(workers: int, memory_limit: str | int | None) -> Iterator[LocalCluste
 def _connected(address: Any, scheduler: str | None) -> Iterator[Client]:
     try:
         client = Client(address, timeout=CONNECT_S, set_as_default=False)
-    except (OSError, TimeoutError, ValueError) as error:
-        raise ClusterError(
+    except (OSError, ValueError) as error:  # a TimeoutError is an OSError
+        kind = ClusterError if isinstance(error, ValueError) else ClusterAwayError
+        raise kind(
             f"{scheduler}: no Dask scheduler answers there ({error}). Start one with `dask scheduler`, and give the "
             "address it prints."
         ) from error
@@ -122,7 +127,7 @@ def _wait_for_a_worker(client: Client, wait_s: float) -> None:
     try:
         client.wait_for_workers(1, timeout=wait_s)
     except TimeoutError:
-        raise ClusterError(
+        raise ClusterAwayError(
             f"{address}: no worker arrived within {wait_s:.0f} s. Start some with `dask worker "
             f"{address} --nthreads 1`, or wait longer: DASK_SEGCAL__WAIT_FOR_WORKERS=<seconds>."
         ) from None

@@ -20,7 +20,7 @@ from typing import Any, cast
 from distributed import CancelledError, Client, Future, KilledWorker
 
 from segcal.case_map import Item, Outcome, Result
-from segcal.errors import ClusterError, LostCaseError
+from segcal.errors import ClusterAwayError, ClusterError, LostCaseError
 from segcal.scale.remote import MEMORY_ADVICE, Job, open_job, run_item, versions
 
 CASES_PER_THREAD = 2
@@ -132,6 +132,8 @@ class _Run:
                 raise
             raise ClusterError(f"a worker cannot import {error.name}: {error}. {_SAME_ENVIRONMENT}") from error
         except Exception as error:
+            if self.client.status != "running":  # the result was lost on its way; the case is not to blame
+                raise self._gone(str(error)) from error
             return None, error
 
     def end(self) -> None:
@@ -180,28 +182,30 @@ class _Run:
     def _look(self) -> None:
         """Count the workers; after a while without any, or without a scheduler, give up."""
         self._looked = time.monotonic()
-        n_threads, trouble = self._threads()
+        n_threads, trouble, answers = self._threads()
         if n_threads:
             self._alive, self._n_threads = time.monotonic(), n_threads
         elif self.client.status in ("closing", "closed"):
             raise self._gone("the connection is closed")
         elif time.monotonic() - self._alive > self.patience_s:
-            raise self._gone(f"{trouble} for {self.patience_s:.0f} s")
+            raise self._gone(f"{trouble} for {self.patience_s:.0f} s", answers=answers)
 
-    def _threads(self) -> tuple[int, str]:
-        """Threads of the workers that take work, and what is wrong when there is none."""
+    def _threads(self) -> tuple[int, str, bool]:
+        """Threads of the workers that take work, what is wrong without any, and whether the scheduler answers."""
         try:
             assert self.client.scheduler is not None
             info = self.client.sync(self.client.scheduler.identity, n_workers=-1, callback_timeout=CALL_S)
         except Exception as error:
-            return 0, f"the scheduler did not answer ({type(error).__name__}: {error})"
+            return 0, f"the scheduler did not answer ({type(error).__name__}: {error})", False
         workers: Mapping[str, Any] = info["workers"]
         working = sum(each["nthreads"] for each in workers.values() if each.get("status", "running") == "running")
-        return working, "no worker was there" if not workers else f"none of {len(workers)} workers took work"
+        trouble = "no worker was there" if not workers else f"none of {len(workers)} workers took work"
+        return working, trouble, True
 
-    def _gone(self, why: str) -> ClusterError:
+    def _gone(self, why: str, *, answers: bool = False) -> ClusterError:
+        """Workers may have gone because of their work; a scheduler that does not answer has done none."""
         address = self.client.scheduler.address if self.client.scheduler is not None else "unknown"
-        return ClusterError(
+        return (ClusterError if answers else ClusterAwayError)(
             f"the cluster at {address} is gone: {why}. What was finished is kept as far as the command keeps it "
             "(apply and study go on with --resume); start a scheduler and workers and run the command again."
         )

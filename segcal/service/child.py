@@ -30,7 +30,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-from segcal.errors import ClusterError, Interrupted, SegcalError
+from segcal.errors import ClusterAwayError, ClusterError, Interrupted, SegcalError
 from segcal.io.atomic import remove_unfinished
 from segcal.service.files import ServiceFiles
 from segcal.service.lifeline import die_with_parent
@@ -49,6 +49,9 @@ PROGRESS_EVERY_S = 0.2
 STOPPED = 143
 """Exit code after SIGTERM."""
 WAITING = "waiting for another process to leave the job's folder"
+AWAY = "waiting for the Dask cluster, which does not answer"
+AWAY_S = 5.0
+"""Between two attempts to reach a cluster that is away."""
 
 
 def main(run: RunJob | None = None, make_context: MakeContext | None = None) -> None:
@@ -102,9 +105,8 @@ def do_job(job: Mapping[str, Any], run: RunJob, make_context: MakeContext, chann
     files = ServiceFiles(Path(job["data"]))
     folder = files.job(job["job"])
     try:
-        with own_folder(folder, channel), make_context(job, channel) as context:
-            remove_unfinished(folder)
-            outcome = run(job["job"], read_request(job["request"]), context)
+        with own_folder(folder, channel):
+            outcome = _patiently(lambda: _attempt(job, run, make_context, channel), channel)
             message = {"done": outcome.to_json(), "calibrators": _keep_calibrators(outcome, folder, files)}
             json.dumps(message, allow_nan=False)  # a number that is none is this job's failure, not this process's
             return message
@@ -120,6 +122,28 @@ def do_job(job: Mapping[str, Any], run: RunJob, make_context: MakeContext, chann
     except Exception as error:
         traceback.print_exc()
         return _failed(f"internal error: {type(error).__name__}: {error}; the worker's log shows where", folder)
+
+
+def _attempt(job: Mapping[str, Any], run: RunJob, make_context: MakeContext, channel: Channel) -> Outcome:
+    with make_context(job, channel) as context:
+        remove_unfinished(ServiceFiles(Path(job["data"])).job(job["job"]))
+        return run(job["job"], read_request(job["request"]), context)
+
+
+def _patiently(attempt: Callable[[], Outcome], channel: Channel) -> Outcome:
+    """Wait for a cluster that cannot be reached, as the worker does for its database: that is no fault of the job.
+
+    The job is running meanwhile, says so, and can be cancelled; it goes on with the files it has.
+    """
+    said = ""
+    while True:
+        try:
+            return attempt()
+        except ClusterAwayError as error:
+            if said != (said := str(error)):
+                print(f"{AWAY}: {said}", file=sys.stderr, flush=True)
+            channel.progress(AWAY, 0, 0)
+            time.sleep(AWAY_S)
 
 
 @contextmanager

@@ -25,6 +25,10 @@ class KeyReusedError(ServiceError, ValueError):
     """An idempotency key came again with another request."""
 
 
+class WrongStateError(ServiceError, ValueError):
+    """What is asked of a job cannot be done in the state it is in."""
+
+
 class IntakePausedError(ServiceError):
     """Nothing new is taken in for now: the disk is nearly full."""
 

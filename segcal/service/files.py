@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ class ServiceFiles:
     jobs/<id>/qa/                   qa.csv, qa.json, qa.html
     jobs/<id>/view/<number>/        layers of a case, uint8 or int16 NIfTI
     jobs/<id>/report.html
+    pruned/<id>/                    a job's folder that is being removed
     """
 
     data: Path
@@ -30,8 +32,21 @@ class ServiceFiles:
     def uploads(self) -> Path:
         return self.data / "uploads"
 
+    @property
+    def pruned(self) -> Path:
+        return self.data / "pruned"
+
     def calibrator(self, sha256: str) -> Path:
         return self.calibrators / f"{sha256}.safetensors"
 
     def job(self, job_id: str) -> Path:
         return self.data / "jobs" / job_id
+
+
+def flush_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk before the store tells of them: a power cut must not part the two."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -20,6 +20,9 @@ SCOPES: tuple[Scope, ...] = ("read", "submit", "admin")
 
 FINISHED: tuple[JobState, ...] = ("done", "failed", "cancelled")
 
+REPEATABLE: tuple[JobState, ...] = ("failed", "cancelled")
+"""What can be tried again."""
+
 
 def new_id() -> str:
     """A name for a job: 16 hexadecimal digits of the time in ns, 8 random ones; sorts by age."""
@@ -47,7 +50,7 @@ class Job:
         state: where it stands.
         submitted_by: name of the token, empty without one.
         created, started, finished: seconds since 1970, None before it happened.
-        attempts: how often a worker began with it.
+        attempts: how often a worker began with it since it was submitted, or tried again by somebody.
         worker: name of the worker that has it, or had it last.
         progress: of the running attempt.
         cancel_requested: somebody asked it to stop; a running job stops at its next heartbeat.
@@ -70,6 +73,19 @@ class Job:
     cancel_requested: bool = False
     message: str = ""
     result: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionKey:
+    """A name that a submitter gave to a submission: sent again under it, the submission is the same job.
+
+    Attributes:
+        owner: id of the token, because names of tokens may be given again; empty for a user of this machine.
+        text: the name.
+    """
+
+    owner: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ class ServiceSettings:
         limits: see `Limits`.
         watch: folders looked after.
         scheduler: address of a Dask scheduler that cases are worked on by.
+        keep_days: finished jobs are removed after so many days; None to keep them for ever.
     """
 
     data: Path
@@ -86,6 +87,7 @@ class ServiceSettings:
     limits: Limits = field(default_factory=Limits)
     watch: tuple[WatchSettings, ...] = ()
     scheduler: str | None = None
+    keep_days: float | None = None
 
     @property
     def url(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ import torch
 pytest.importorskip("distributed")
 
 from segcal.apply import apply_calibrator
-from segcal.errors import ClusterError, DataError, LostCaseError, MissingFileError, UsageError
+from segcal.errors import ClusterAwayError, ClusterError, DataError, LostCaseError, MissingFileError, UsageError
 from segcal.evaluation.run import evaluate
 from segcal.fitting.run import fit
 from segcal.io.atomic import TEMPORARY_PREFIX
@@ -25,6 +24,7 @@ from segcal.manifest import Manifest
 from segcal.scale import DaskCases, cluster, open_cluster, remote
 from tests.apply_data import temperature
 from tests.fit_data import write_ensemble
+from tests.scale.dask_processes import dask_process
 from tests.scale.faulty import Slow, sleep_long, with_fault
 from tests.scale.test_same_bytes import files_below
 
@@ -152,17 +152,6 @@ def test_a_worker_that_outgrows_its_memory_is_ended_and_its_case_done_elsewhere(
 
 
 @contextmanager
-def dask_process(module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", f"distributed.cli.{module}", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-@contextmanager
 def scheduler(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     file = tmp_path / "scheduler.json"
     options = ("--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file))
@@ -176,7 +165,7 @@ def scheduler(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
 def test_a_cluster_somebody_started_gives_the_same_and_its_end_is_told(manifest: Manifest, tmp_path: Path) -> None:
     with scheduler(tmp_path) as (process, address):
         with (
-            pytest.raises(ClusterError, match=rf"{address}: no worker arrived within 1 s\. Start some with"),
+            pytest.raises(ClusterAwayError, match=rf"{address}: no worker arrived within 1 s\. Start some with"),
             open_cluster(scheduler=address, wait_s=1),
         ):
             pass
@@ -187,7 +176,7 @@ def test_a_cluster_somebody_started_gives_the_same_and_its_end_is_told(manifest:
             impatient = DaskCases(cases.client, patience_s=3)
             outcomes = impatient(sleep_long, range(4))
             process.kill()
-            with pytest.raises(ClusterError, match=rf"the cluster at {address} is gone"):
+            with pytest.raises(ClusterAwayError, match=rf"the cluster at {address} is gone"):
                 next(outcomes)
 
 
@@ -199,14 +188,15 @@ def test_a_cluster_whose_workers_all_go_away_is_not_waited_for_without_end(tmp_p
             outcomes = DaskCases(cases.client, patience_s=3)(Slow(1), range(100))
             next(outcomes)
             process.kill()
-            with pytest.raises(ClusterError, match="no worker was there for 3 s"):
+            with pytest.raises(ClusterError, match="no worker was there for 3 s") as told:
                 list(outcomes)
+            assert not isinstance(told.value, ClusterAwayError)  # they may have died of their work
 
 
 def test_an_address_where_nobody_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("segcal.scale.cluster.CONNECT_S", 1.0)
     with (
-        pytest.raises(ClusterError, match=r"tcp://127\.0\.0\.1:9: no Dask scheduler answers there"),
+        pytest.raises(ClusterAwayError, match=r"tcp://127\.0\.0\.1:9: no Dask scheduler answers there"),
         open_cluster(scheduler="tcp://127.0.0.1:9"),
     ):
         pass

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from segcal.errors import ClusterError, DataError
+from segcal.errors import ClusterAwayError, ClusterError, DataError
 from segcal.io.atomic import atomic_write
 from segcal.service.child import main
 from segcal.service.files import ServiceFiles
@@ -54,6 +54,7 @@ def run(job_id: str, request: Any, context: Any) -> Outcome:
         "fail": lambda: _raise(DataError(f"{folder / 'in' / 'case.npz'}: no voxel of it is labelled")),
         "bug": lambda: _raise(ZeroDivisionError("a slip")),
         "cluster": lambda: _raise(ClusterError("nobody answers")),
+        "away": lambda: _raise(ClusterAwayError("nobody is there")),
         "memory": _grow,
         "noise": lambda: os.write(1, b'{"done": "not this"}\n'),
         "nan": lambda: None,

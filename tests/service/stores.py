@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from segcal.service.model import CalibratorRecord, NewCase
+from segcal.service.model import CalibratorRecord, NewCase, SubmissionKey
 from segcal.service.requests import CaseRequest, QaRequest
 from segcal.service.store import Store, open_store
 from tests.service.postgres import running_postgres
@@ -33,8 +33,8 @@ def store(store_url: str) -> Iterator[Store]:
 
 def submit(store: Store, *, key: str | None = None, queue_limit: int = 100_000, batch: str = "night") -> str:
     """Put a job in the queue and give its id."""
-    job = store.jobs.submit(REQUEST, batch=batch, submitted_by="anna", queue_limit=queue_limit, key=key)
-    return job.id
+    named = None if key is None else SubmissionKey("token 1", key)
+    return store.jobs.submit(REQUEST, batch=batch, submitted_by="anna", queue_limit=queue_limit, key=named).id
 
 
 def case_request(case: str) -> CaseRequest:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from segcal.service.model import JobProgress
-from tests.service.api_data import CLASSES, LIMITS, Api, add_calibrator, finished_job, running_api
+from tests.service.api_data import CLASSES, LIMITS, Api, add_calibrator, finished_job, running_api, waiting_upload
 
 UNKNOWN = "0" * 24
 
@@ -60,6 +60,49 @@ def test_the_same_idempotency_key_gives_the_same_job_and_another_request_with_it
     assert api.client.post("/v1/jobs", json=body).json()["id"] != first["id"]
     other = api.client.post("/v1/jobs", json={**body, "batch": "other"}, headers=headers)
     assert (other.status_code, other.json()["type"]) == (409, "urn:segcal:problem:key-used")
+
+
+@pytest.mark.parametrize("change", ["no room", "full disk", "no manifest", "retired calibrator"])
+def test_a_submission_sent_again_is_its_job_whatever_would_refuse_a_new_one(
+    api: Api, body: dict[str, Any], change: str
+) -> None:
+    headers = {"Idempotency-Key": "tuesday-1"}
+    first = api.client.post("/v1/jobs", json=body, headers=headers).json()
+    limits = api.settings.limits
+    if change == "no room":
+        limits = replace(limits, queued_jobs=1)
+    elif change == "full disk":
+        limits = replace(limits, free_disk_bytes=1 << 60)
+    elif change == "no manifest":
+        Path(body["manifest"]).unlink()
+    else:
+        api.store.calibrators.retire(body["calibrator"])
+
+    with running_api(api.settings.data, limits=limits, roots=api.settings.roots) as later:
+        assert later.client.post("/v1/jobs", json=body).status_code in (422, 429, 503)
+        again = later.client.post("/v1/jobs", json=body, headers=headers)
+        other = later.client.post("/v1/jobs", json={**body, "batch": "other"}, headers=headers)
+
+    assert (again.status_code, again.json()) == (202, first)
+    assert again.headers["location"] == f"/v1/jobs/{first['id']}"
+    assert (other.status_code, other.json()["type"]) == (409, "urn:segcal:problem:key-used")
+
+
+def test_a_key_belongs_to_a_token_and_not_to_its_name(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    body = {"kind": "fit", "manifest": write_manifest(root, "c1.npz")}
+    with running_api(tmp_path / "data", roots=(root,), require_tokens=True) as api:
+
+        def submitted(token: dict[str, str]) -> str:
+            answer = api.client.post("/v1/jobs", json=body, headers={**token, "Idempotency-Key": "k"})
+            return str(answer.json()["id"])
+
+        first = api.token("submit", name="anna")
+        job = submitted(first)
+        assert submitted(first) == job
+        api.store.tokens.revoke(api.store.tokens.list()[0].id)
+        assert submitted(api.token("submit", name="anna")) != job
 
 
 @pytest.mark.parametrize("key", ["", "with space", "x" * 201, "ü"])
@@ -115,6 +158,43 @@ def test_a_waiting_job_is_cancelled_at_once_and_a_running_one_is_asked_to_stop(a
     assert (running["state"], running["cancel_requested"]) == ("running", True)
     assert api.client.post(f"/v1/jobs/{second}/cancel").json()["state"] == "cancelled"
     assert api.client.post(f"/v1/jobs/{second}/cancel").json()["state"] == "cancelled"
+
+
+def test_a_failed_job_is_tried_again_as_the_same_job_and_no_other_is(api: Api, body: dict[str, Any]) -> None:
+    job_id = api.client.post("/v1/jobs", json=body).json()["id"]
+    address = f"/v1/jobs/{job_id}/retry"
+    answer = api.client.post(address)
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:segcal:problem:not-yet")
+    for attempt in range(2):
+        claim = api.store.jobs.claim("worker", 60.0)
+        assert claim is not None
+        api.store.jobs.fail(claim, f"poison {attempt}")
+        answer = api.client.post(address)
+        assert answer.status_code == 202, answer.text
+        assert (answer.json()["id"], answer.json()["state"], answer.json()["attempts"]) == (job_id, "queued", 0)
+    api.client.post(f"/v1/jobs/{job_id}/cancel")
+    assert api.client.post(address).status_code == 202
+    assert [job["id"] for job in api.client.get("/v1/jobs").json()["jobs"]] == [job_id]
+    assert api.client.post(f"/v1/jobs/{UNKNOWN}/retry").status_code == 404
+
+
+def test_trying_again_needs_room_a_free_disk_a_calibrator_and_the_scope_to_submit(tmp_path: Path) -> None:
+    with running_api(tmp_path / "data", limits=replace(LIMITS, queued_jobs=1), require_tokens=True) as api:
+        request = waiting_upload(api)
+        failed = api.store.jobs.submit(request, batch="", submitted_by="anna", queue_limit=9)
+        api.store.jobs.cancel(failed.id)
+        api.store.jobs.submit(request, batch="", submitted_by="anna", queue_limit=9)
+        address, submitter = f"/v1/jobs/{failed.id}/retry", api.token("submit")
+
+        assert api.client.post(address, headers=api.token("read")).status_code == 403
+        assert api.client.post(address, headers=submitter).json()["type"] == "urn:segcal:problem:queue-full"
+        assert api.store.jobs.claim("worker", 60.0) is not None
+        api.store.calibrators.retire(request.calibrator)
+        refused = api.client.post(address, headers=submitter)
+        assert (refused.status_code, "retired" in refused.json()["detail"]) == (422, True)
+    with running_api(tmp_path / "data", limits=replace(LIMITS, free_disk_bytes=1 << 60)) as api:
+        assert api.client.post(address).json()["type"] == "urn:segcal:problem:intake-paused"
+        assert api.store.jobs.get(failed.id).state == "cancelled"
 
 
 @pytest.mark.parametrize("address", ["", "/results", "/results/out/map.npz", "/events"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -11,10 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from segcal.service.requests import FitRequest
-from tests.service.api_data import LIMITS, Api, add_calibrator, finished_job, npz_bytes, running_api
+from tests.service.api_data import LIMITS, Api, add_calibrator, case_with_layers, finished_job, npz_bytes, running_api
 from tests.service.running import serving
 
 HURRIED = replace(LIMITS, upload_seconds=2.0, idle_seconds=0.7, body_bytes=1 << 16, event_streams=2)
@@ -263,3 +265,32 @@ def test_a_client_that_stops_reading_a_download_holds_up_nobody_else(served: tup
         stalled.recv(1000)
         other.sendall(request_head("GET", "/v1/jobs/counts", Connection="close"))
         assert answer_of(other)[0] == 200
+
+
+@pytest.mark.parametrize("wanted", [None, "bytes=2-9", "bytes=0-3, 8-9", "bytes=999999-"])
+def test_a_head_of_a_download_has_the_headers_of_its_get_and_no_body(
+    served: tuple[Api, str], wanted: str | None
+) -> None:
+    api, url = served
+    key = case_with_layers(api)
+    job_id = api.store.cases.get(key).job_id
+    addresses = [
+        f"/v1/jobs/{job_id}/results/report.html",
+        f"/v1/jobs/{job_id}/results/none.csv",
+        f"/v1/cases/{key}/layers/image.nii.gz",
+        f"/v1/calibrators/{add_calibrator(api).sha256}/file",
+    ]
+    headers = {} if wanted is None else {"Range": wanted}
+    with httpx.Client(base_url=url) as client:
+        for address in addresses:
+            head, get = (client.request(method, address, headers=headers) for method in ("HEAD", "GET"))
+            assert head.status_code == get.status_code, address
+            assert head.content == b""
+            told = [_stable(each) for each in (head, get)]
+            assert told[0] == told[1]
+
+
+def _stable(answer: httpx.Response) -> dict[str, str]:
+    """Headers without what differs from one answer to the next."""
+    kept = {name: value for name, value in answer.headers.items() if name not in ("date", "x-request-id")}
+    return {name: re.sub("boundary=.*", "", value) for name, value in kept.items()}

@@ -123,6 +123,24 @@ class TestCases:
         assert api.job_folders == [first.json()["id"]]
         assert api.uploads == []
 
+    def test_an_upload_sent_again_is_its_job_whatever_would_refuse_a_new_one(self, api: Api) -> None:
+        sha256 = add_calibrator(api).sha256
+        params, headers = {"case": "c1", "calibrator": sha256}, {**BINARY, "Idempotency-Key": "k1"}
+        first = api.client.post("/v1/cases", params=params, content=npz_bytes(), headers=headers).json()
+        api.store.calibrators.retire(sha256)
+        limits = replace(LIMITS, queued_jobs=1, free_disk_bytes=1 << 60, uploads=0)
+
+        with running_api(api.settings.data, limits=limits) as later:
+            again = later.client.post("/v1/cases", params=params, content=npz_bytes(), headers=headers)
+            empty = later.client.post("/v1/cases", params=params, content=b"", headers=headers)
+            large = later.client.post("/v1/cases", params=params, content=b"x" * (9 << 20), headers=headers)
+            other = later.client.post("/v1/cases", params=params, content=npz_bytes() + b"x", headers=headers)
+
+        assert (again.status_code, again.json()) == (202, first)
+        assert (empty.status_code, large.status_code, other.status_code) == (422, 413, 409)
+        assert api.uploads == []
+        assert api.job_folders == [first["id"]]
+
     @pytest.mark.parametrize(
         ("arrays", "said"),
         [

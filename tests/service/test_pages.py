@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from segcal.service.model import JobProgress, NewCase
-from segcal.service.requests import FitRequest, QaRequest
+from segcal.service.requests import CaseRequest, FitRequest, QaRequest
 from segcal.service.web import static
 from tests.service.api_data import Api, add_calibrator, case_with_layers, finished_job, looked_at, running_api
 from tests.service.view_data import affine_of, write_view
@@ -373,6 +373,37 @@ def test_a_job_is_cancelled_from_its_page(filled: Api) -> None:
     assert (answer.status_code, answer.headers["location"]) == (303, f"/jobs/{job.id}")
     assert filled.store.jobs.get(job.id).state == "cancelled"
     assert "Cancel this job" not in body(filled, f"/jobs/{job.id}")
+
+
+def test_a_failed_case_is_tried_again_from_its_page_and_from_that_of_its_job(api: Api) -> None:
+    request = CaseRequest(calibrator=add_calibrator(api).sha256, case="c1")
+    job_id = api.store.jobs.submit(request, batch="out", submitted_by="watch", queue_limit=9).id
+    claim = api.store.jobs.claim("worker", 60.0)
+    assert claim is not None
+    api.store.jobs.fail(claim, "c1.npz is truncated")
+    case_page = f"/cases/{api.store.cases.of_job(job_id)[0].key}"
+    form = f'<form method="post" action="/jobs/{job_id}/retry"'
+
+    assert form in body(api, case_page)
+    assert form in body(api, f"/jobs/{job_id}")
+    answer = api.client.post(f"/jobs/{job_id}/retry", headers=OWN_SITE)
+    assert (answer.status_code, answer.headers["location"]) == (303, f"/jobs/{job_id}")
+
+    assert api.store.jobs.get(job_id).state == "queued"
+    assert form not in body(api, case_page)
+    assert "It is being tried again" in words(body(api, case_page))
+    assert form not in body(api, f"/jobs/{job_id}")
+    refused = api.client.post(f"/jobs/{job_id}/retry", headers=OWN_SITE)
+    assert (refused.status_code, "only one that failed" in refused.text) == (409, True)
+
+
+def test_a_job_that_is_done_or_of_a_reader_is_not_offered_to_be_tried_again(filled: Api, guarded: Api) -> None:
+    for record in filled.store.cases.page():
+        assert "/retry" not in body(filled, f"/cases/{record.key}")
+    job_id = submit(guarded)
+    guarded.store.jobs.cancel(job_id)
+    assert "/retry" not in guarded.client.get(f"/jobs/{job_id}", headers=guarded.token("read")).text
+    assert "/retry" in guarded.client.get(f"/jobs/{job_id}", headers=guarded.token("submit")).text
 
 
 def test_a_page_of_another_site_cannot_cancel_or_retire(filled: Api) -> None:

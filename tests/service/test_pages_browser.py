@@ -16,7 +16,7 @@ import pytest
 from segcal.manifest import Manifest
 from segcal.service.files import ServiceFiles
 from segcal.service.model import JobProgress, NewCase
-from segcal.service.requests import QaRequest
+from segcal.service.requests import CaseRequest, QaRequest
 from segcal.service.settings import Limits
 from segcal.service.store import Store
 from segcal.service.web.static import has_volume_viewer
@@ -380,6 +380,23 @@ def test_a_calibrator_is_retired_after_a_second_look(site: Site) -> None:
     site.submit("#retire ~ details button")
     site.wait(lambda: "retired" in site.text(".lead"), "it is retired")
     assert site.store.calibrators.get(sha256).retired is not None
+
+
+def test_a_job_that_failed_is_tried_again_and_followed_to_its_end(site: Site) -> None:
+    calibrator = replace(site.filled.calibrator, sha256="b" * 64, name="of autumn")  # the other one may be retired
+    site.store.calibrators.add(calibrator)
+    request = CaseRequest(calibrator=calibrator.sha256, case="tried_twice")
+    job = site.store.jobs.submit(request, batch="night", submitted_by="watch", queue_limit=100)
+    site.store.jobs.fail(claim_next(site.store), "tried_twice: its npz is truncated; export it again")
+    site.go(f"/cases/{site.key('tried_twice')}")
+
+    site.submit(".retry button")
+    site.wait(lambda: site.run("return location.pathname") == f"/jobs/{job.id}", "the job's page")
+    assert "waiting" in site.text("#live")
+    again = NewCase("tried_twice", "ok", calibrator.sha256, expected_dsc=0.9)
+    site.store.jobs.finish(claim_next(site.store), message="1 case calibrated", result={}, cases=[again])
+    site.wait(lambda: "1 case calibrated" in site.text("#live"), "the end of the job")
+    assert site.run("return document.querySelector('.retry')") is None
 
 
 @pytest.mark.slow

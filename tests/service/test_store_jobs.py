@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from segcal.service.errors import KeyReusedError, QueueFullError, UnknownError
-from segcal.service.model import JobProgress
+from segcal.service.errors import KeyReusedError, QueueFullError, UnknownError, WrongStateError
+from segcal.service.model import JobProgress, SubmissionKey
 from segcal.service.requests import QaRequest
 from segcal.service.store import Claim, Store, open_store
 from tests.service.stores import REQUEST, SHA, calibrator, case_request, new_case, submit
@@ -41,16 +41,19 @@ def test_a_job_comes_back_as_it_was_submitted(store: Store) -> None:
         store.jobs.get("x")
 
 
-def test_the_same_key_gives_the_same_job_to_its_submitter_only(store: Store) -> None:
+def test_the_same_key_gives_the_same_job_to_its_token_only_whatever_the_name(store: Store) -> None:
     first = submit(store, key="k")
 
     assert submit(store, key="k") == first
-    other = store.jobs.submit(REQUEST, batch="", submitted_by="bert", queue_limit=10, key="k")
+    key, others = SubmissionKey("token 1", "k"), SubmissionKey("token 2", "k")
+    assert store.jobs.by_key(key) == store.jobs.get(first)
+    assert store.jobs.by_key(others) is None
+    other = store.jobs.submit(REQUEST, batch="", submitted_by="anna", queue_limit=10, key=others)
     assert other.id != first
     assert submit(store) != submit(store)
     changed = QaRequest(calibrator=SHA, manifest="/data/other.yaml")
     with pytest.raises(KeyReusedError, match="used for job"):
-        store.jobs.submit(changed, batch="", submitted_by="anna", queue_limit=10, key="k")
+        store.jobs.submit(changed, batch="", submitted_by="anna", queue_limit=10, key=key)
 
 
 def test_a_key_submitted_by_many_at_once_makes_one_job(store: Store) -> None:
@@ -184,7 +187,7 @@ def test_a_job_whose_worker_dies_every_time_is_given_up_with_words(store: Store)
     job = store.jobs.get(job_id)
     assert job.state == "failed"
     assert "its worker died 3 times" in job.message
-    assert "submit the job again" in job.message
+    assert "try the job again" in job.message
     assert job.finished is not None
     assert store.jobs.take_back_lost(3) == 0
     assert store.jobs.claim("worker", 60) is None
@@ -405,3 +408,94 @@ def test_a_case_whose_worker_died_too_often_is_listed_as_failed(store: Store) ->
     assert store.jobs.claim("w", -1.0, attempts=1) is not None
     assert store.jobs.take_back_lost(1) == 1
     assert [(row.case.case_id, row.case.status) for row in store.cases.page()] == [("a", "failed")]
+
+
+@pytest.mark.parametrize("end", ["fail", "cancel", "cancel while running"])
+def test_a_job_tried_again_is_the_same_job_with_all_its_attempts(store: Store, end: str) -> None:
+    job_id, later = submit(store), submit(store)
+    before = store.jobs.get(job_id)
+    if end == "cancel":
+        store.jobs.cancel(job_id)
+    else:
+        claim = claimed(store)
+        store.jobs.renew(claim, 60, JobProgress("apply", 1, 2))
+        if end == "fail":
+            assert store.jobs.fail(claim, "truncated")
+        else:
+            store.jobs.cancel(job_id)
+            assert store.jobs.stopped(claim)
+
+    assert store.jobs.try_again(job_id, queue_limit=10) == before
+
+    again = claimed(store)
+    assert (again.job.id, again.job.attempts, again.job.cancel_requested) == (job_id, 1, False)
+    assert store.jobs.finish(again, message="", result={})
+    assert claimed(store).job.id == later
+
+
+def test_only_a_job_that_failed_or_was_cancelled_can_be_tried_again(store: Store) -> None:
+    job_id = submit(store)
+    with pytest.raises(WrongStateError, match=r"is queued; only one that failed or was cancelled"):
+        store.jobs.try_again(job_id, queue_limit=10)
+    claim = claimed(store)
+    with pytest.raises(WrongStateError, match="is running"):
+        store.jobs.try_again(job_id, queue_limit=10)
+    store.jobs.finish(claim, message="", result={}, cases=[new_case("a")])
+    with pytest.raises(WrongStateError, match="is done"):
+        store.jobs.try_again(job_id, queue_limit=10)
+    assert store.cases.count() == 1
+    with pytest.raises(UnknownError):
+        store.jobs.try_again("x", queue_limit=10)
+
+
+def test_jobs_tried_again_by_many_at_once_keep_to_the_limit_of_the_queue(store: Store) -> None:
+    ids = [submit(store) for _ in range(6)]
+    for job_id in ids:
+        store.jobs.cancel(job_id)
+
+    def attempt(job_id: str) -> str:
+        try:
+            return store.jobs.try_again(job_id, queue_limit=4).state
+        except (QueueFullError, WrongStateError) as error:
+            return type(error).__name__
+
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(attempt, ids * 2))
+
+    assert found.count("queued") == store.jobs.counts()["queued"] == 4
+
+
+def test_a_watched_output_tried_again_is_listed_once_whatever_becomes_of_it(store: Store) -> None:
+    def listed() -> list[tuple[str, str, str]]:
+        return [(row.job_id, row.case.status, row.case.error) for row in store.cases.page()]
+
+    job = store.watched.take("/out", "a", "f", case_request("a"), batch="out", queue_limit=10)
+    assert job is not None
+    store.jobs.fail(claimed(store), "truncated")
+
+    store.jobs.try_again(job.id, queue_limit=10)
+    assert listed() == [(job.id, "failed", "truncated")]  # it is not missing meanwhile
+    assert store.watched.take("/out", "a", "f", case_request("a"), batch="out", queue_limit=10) is None
+    store.jobs.fail(claimed(store), "still truncated")
+    assert listed() == [(job.id, "failed", "still truncated")]
+
+    store.jobs.try_again(job.id, queue_limit=10)
+    store.jobs.cancel(job.id)
+    assert listed() == [(job.id, "failed", "still truncated")]
+
+    store.jobs.try_again(job.id, queue_limit=10)
+    store.jobs.finish(claimed(store), message="", result={}, cases=[new_case("a")])
+    assert listed() == [(job.id, "ok", "")]
+    assert [each.id for each in store.jobs.page()] == [job.id]
+
+
+def test_a_worker_that_lost_its_job_cannot_end_it_after_it_is_tried_again(store: Store) -> None:
+    job_id = submit(store)
+    late = claimed(store, -1.0)
+    assert store.jobs.take_back_lost(1) == 1
+    store.jobs.try_again(job_id, queue_limit=10)
+
+    assert not store.jobs.fail(late, "too late")
+    assert not store.jobs.finish(late, message="", result={}, cases=[new_case("a")])
+    assert store.jobs.get(job_id).state == "queued"
+    assert store.cases.count() == 0

@@ -6,14 +6,16 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from segcal.service.model import FINISHED
+from segcal.service.errors import WrongStateError
+from segcal.service.model import FINISHED, REPEATABLE
 from segcal.service.store import Claim, open_store
 from tests.service.postgres import running_postgres
-from tests.service.stores import new_case, submit
+from tests.service.stores import case_request, new_case, submit
 
 ATTEMPTS = 2
 LONG, OVER = 1000.0, -1.0
@@ -29,6 +31,8 @@ class Expected:
     asked: bool = False
     holder: str | None = None
     overdue: bool = False
+    of_watch: bool = False
+    row: str | None = None
 
 
 class Life(RuleBasedStateMachine):
@@ -56,6 +60,19 @@ class Life(RuleBasedStateMachine):
         job_id = submit(self.store)
         self.jobs[job_id] = Expected()
         return job_id
+
+    @rule(target=ids)
+    def appear(self) -> str:
+        """An output of its own in a watched folder; taken again, it is no new one."""
+        name = f"case {len(self.jobs)}"
+        made, again = (
+            self.store.watched.take("/out", name, "f", case_request(name), batch="out", queue_limit=10_000)
+            for _ in range(2)
+        )
+        assert made is not None
+        assert again is None
+        self.jobs[made.id] = Expected(of_watch=True)
+        return made.id
 
     @rule(target=claims, lease_s=st.sampled_from([LONG, LONG, OVER]))
     def claim(self, lease_s: float) -> Claim | None:
@@ -96,7 +113,7 @@ class Life(RuleBasedStateMachine):
         if job is not None:
             assert claim.job.id not in self.finished_by
             self.finished_by[claim.job.id] = claim.token
-            job.state, job.holder = "done", None
+            job.state, job.holder, job.row = "done", None, "ok"
 
     @rule(claim=consumes(claims), how=st.sampled_from(["fail", "stopped", "release", "retry"]))
     def end_otherwise(self, claim: Claim | None, how: str) -> None:
@@ -116,6 +133,7 @@ class Life(RuleBasedStateMachine):
         job.holder = None
         if how in ("fail", "stopped"):
             job.state = "failed" if how == "fail" else "cancelled"
+            self._note_failure(job)
         elif job.asked:
             job.state = "cancelled"
         else:
@@ -131,6 +149,16 @@ class Life(RuleBasedStateMachine):
         elif job.state == "running":
             job.asked = True
         assert found.state == job.state
+
+    @rule(job_id=ids)
+    def try_again(self, job_id: str) -> None:
+        job = self.jobs[job_id]
+        if job.state not in REPEATABLE:
+            with pytest.raises(WrongStateError):
+                self.store.jobs.try_again(job_id, queue_limit=10_000)
+            return
+        assert self.store.jobs.try_again(job_id, queue_limit=10_000).state == "queued"
+        job.state, job.attempts, job.asked = "queued", 0, False
 
     @rule()
     def time_passes(self) -> None:
@@ -149,8 +177,10 @@ class Life(RuleBasedStateMachine):
         assert sum(counts.values()) == len(self.jobs)
 
     @invariant()
-    def a_job_that_is_done_has_its_cases_once_and_no_other_has_any(self) -> None:
-        assert sorted(record.job_id for record in self.store.cases.page(limit=1000)) == sorted(self.finished_by)
+    def every_case_is_listed_once_with_its_last_end(self) -> None:
+        found = sorted((record.job_id, record.case.status) for record in self.store.cases.page(limit=1000))
+        assert found == sorted((job_id, job.row) for job_id, job in self.jobs.items() if job.row is not None)
+        assert sorted(job_id for job_id, status in found if status == "ok") == sorted(self.finished_by)
 
     def _waiting(self) -> list[str]:
         return sorted(job_id for job_id, job in self.jobs.items() if job.state == "queued")
@@ -166,6 +196,11 @@ class Life(RuleBasedStateMachine):
         for job in self._overdue():
             job.holder, job.overdue = None, False
             job.state = "cancelled" if job.asked else "failed" if job.attempts >= ATTEMPTS else "queued"
+            self._note_failure(job)
+
+    def _note_failure(self, job: Expected) -> None:
+        if job.of_watch and job.state == "failed":
+            job.row = "failed"
 
 
 class LifeOnPostgres(Life):

@@ -14,8 +14,11 @@ import pytest
 from sqlalchemy import inspect, update
 
 from segcal.service.errors import StoreError
+from segcal.service.model import SubmissionKey
 from segcal.service.store import Store, open_store, versions
+from segcal.service.store.database import Database
 from segcal.service.store.tables import VERSION, schema
+from tests.service.first_tables import first_tables
 from tests.service.stores import new_case, submit
 
 
@@ -32,7 +35,7 @@ def test_a_store_of_a_later_version_is_refused_with_the_way_out(store: Store, st
 
 
 def test_a_store_of_an_earlier_version_without_a_way_up_is_refused(store: Store, store_url: str) -> None:
-    set_version(store, VERSION - 1)
+    set_version(store, 0)
 
     with pytest.raises(StoreError, match=r"made by an earlier segcal .* versions in between"):
         open_store(store_url)
@@ -55,6 +58,51 @@ def test_a_store_of_an_earlier_version_is_brought_up_to_date_and_keeps_its_jobs(
         with again._database.read() as connection:
             assert [c["name"] for c in inspect(connection).get_columns("segcal_new")] == ["id", "more"]
         again.close()
+
+
+@pytest.fixture
+def first_version(store_url: str) -> str:
+    """The address of a store as the first version made and filled it."""
+    database = Database(store_url)
+    with database.write() as connection:
+        for statement in first_tables(sqlite=database.is_sqlite):
+            connection.exec_driver_sql(statement)
+    database.close()
+    return store_url
+
+
+def test_a_store_of_the_first_version_is_brought_up_to_date_with_its_keys(first_version: str) -> None:
+    store = open_store(first_version)
+    found = {
+        (owner, text): None if (job := store.jobs.by_key(SubmissionKey(owner, text))) is None else job.id
+        for owner in ("", "anna_then", "anna_now", "bert")
+        for text in ("k", "other")
+    }
+    assert {pair: job for pair, job in found.items() if job is not None} == {
+        ("", "k"): "3" * 24,
+        ("anna_then", "k"): "1" * 24,
+        ("bert", "k"): "2" * 24,
+    }
+    assert submit(store, key="k") == submit(store, key="k")
+    assert store.jobs.counts()["queued"] == 5
+    assert store.watched.known("/out", "a", "f")
+    store.close()
+
+
+def test_the_tables_of_an_upgraded_store_are_those_of_a_new_one(first_version: str, tmp_path: Path) -> None:
+    """But for the column of keys, which SQLite cannot drop."""
+
+    def columns(url: str) -> dict[str, set[str]]:
+        opened = open_store(url)
+        with opened._database.read() as connection:
+            inspector = inspect(connection)
+            found = {name: {c["name"] for c in inspector.get_columns(name)} for name in inspector.get_table_names()}
+        opened.close()
+        return found
+
+    new, upgraded = columns(f"sqlite:///{tmp_path / 'new.db'}"), columns(first_version)
+    upgraded["segcal_jobs"].remove("key")
+    assert upgraded == new
 
 
 def test_an_upgrade_that_fails_half_way_leaves_the_store_as_it_was(

@@ -223,6 +223,21 @@ def test_a_job_without_a_single_good_case_has_failed_with_the_reason(manifest: M
         run(tmp_path / "data", request(manifest), manifest.root)
 
 
+def test_a_job_begun_again_takes_files_as_they_are_now(manifest: Manifest, tmp_path: Path) -> None:
+    """As when it is tried again: what was finished is kept where its input is the same, the rest is done anew."""
+    member = manifest.resolve(manifest.case("b").members[0])
+    run(tmp_path / "data", request(manifest), manifest.root)
+    out = job_folder(tmp_path / "data") / "out"
+    kept = (out / "a.npz").stat().st_mtime_ns
+    np.savez_compressed(member, logits=blob(77, noise=2.0))
+
+    run(tmp_path / "data", request(manifest), manifest.root)
+
+    run(tmp_path / "new", request(manifest), manifest.root)
+    assert contents(job_folder(tmp_path / "data")) == contents(job_folder(tmp_path / "new"))
+    assert (out / "a.npz").stat().st_mtime_ns == kept
+
+
 @pytest.mark.parametrize("kind", ["apply", "qa"])
 def test_a_request_for_no_case_is_refused(manifest: Manifest, tmp_path: Path, kind: str) -> None:
     with pytest.raises(UsageError, match="no case to work on"):

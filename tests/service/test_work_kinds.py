@@ -135,7 +135,7 @@ def test_a_watched_output_is_calibrated_alone(predictions: Path, tmp_path: Path)
 def test_a_watched_output_that_went_away_says_so(predictions: Path, tmp_path: Path) -> None:
     (predictions / "one.pkl").unlink()
     wanted = {"kind": "case", "case": "one", "source": str(predictions), "files": ["one.npz", "one.pkl", "one.nii.gz"]}
-    with pytest.raises(MissingFileError, match=r"one: one\.pkl is gone from the watched folder"):
+    with pytest.raises(MissingFileError, match=r"one: one\.pkl is gone from the watched folder; put it back and try"):
         run(tmp_path / "data", wanted)
 
 

@@ -22,6 +22,7 @@ from tests.nnunet.folders import CLASS_LABELS, filled, write_case, write_documen
 from tests.qa.batches import blob
 from tests.service.running import Service, running_service
 from tests.service.work_data import calibrator, contents, job_folder, labelled_cases, run
+from tests.service.workers import wait_until
 
 WAIT_S = 240.0
 
@@ -139,6 +140,48 @@ def test_a_watched_output_and_an_upload_become_cases(client: httpx.Client, servi
     (row,) = found
     assert (row["case"], row["status"]) == ("night_1", "ok")
     assert client.get(f"/v1/cases/{row['key']}/layers/entropy.nii.gz").status_code == 200
+
+
+def test_a_watched_output_that_failed_is_tried_again_as_its_one_job_and_never_as_another_prediction(
+    client: httpx.Client, service: Service
+) -> None:
+    watched = service.data.parent / "watched"
+    write_documents(watched, labels={"background": 0, "liver": 1})
+    for name in ("mended", "predicted_again"):
+        write_case(watched, name, filled(blob(7), None))
+    failed = {name: watched_job(client, name, "failed") for name in ("mended", "predicted_again")}
+    write_documents(watched, labels=CLASS_LABELS)
+    write_case(watched, "predicted_again", filled(blob(8), None))
+    second = watched_job(client, "predicted_again", "done")
+
+    for job in failed.values():
+        assert client.post(f"/v1/jobs/{job}/retry").status_code == 202
+    mended, stale = (finished(client, job) for job in failed.values())
+
+    assert (mended["state"], mended["attempts"]) == ("done", 1), mended["message"]
+    assert stale["state"] == "failed"
+    assert "was predicted again" in stale["message"]
+    assert watched_jobs(client, "mended") == [failed["mended"]]
+    assert watched_jobs(client, "predicted_again") == [second, failed["predicted_again"]]
+    rows = {name: client.get("/v1/cases", params={"search": name}).json()["cases"] for name in failed}
+    assert [(row["status"], row["job"]) for row in rows["mended"]] == [("ok", failed["mended"])]
+    assert sorted((row["status"], row["job"]) for row in rows["predicted_again"]) == [
+        ("failed", failed["predicted_again"]),
+        ("ok", second),
+    ]
+
+
+def watched_jobs(client: httpx.Client, case: str, **filters: str) -> list[str]:
+    """Jobs of a watched output, newest first."""
+    found = client.get("/v1/jobs", params={"kind": "case", "batch": "watched", **filters}).json()["jobs"]
+    return [job["id"] for job in found if job["request"]["case"] == case]
+
+
+def watched_job(client: httpx.Client, case: str, state: str) -> str:
+    """The one job of a watched output in a state, once there is one."""
+    wait_until(lambda: bool(watched_jobs(client, case, state=state)), WAIT_S)
+    (job,) = watched_jobs(client, case, state=state)
+    return job
 
 
 def test_a_manifest_that_leads_out_of_the_roots_is_refused_at_once(

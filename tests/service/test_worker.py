@@ -107,6 +107,20 @@ def test_a_poisonous_job_is_given_up_and_the_next_one_done(
     assert reason in job.message
 
 
+def test_a_job_waits_for_a_cluster_that_is_away_and_can_be_cancelled_meanwhile(
+    settings: ServiceSettings, store: Store
+) -> None:
+    job_id = submit_fake(store, "away")
+
+    with working(settings, store):
+        wait_until(lambda: "waiting for the Dask cluster" in store.jobs.get(job_id).progress.stage)
+        store.jobs.cancel(job_id)
+        job = finished(store, job_id)
+
+    assert (job.state, job.attempts) == ("cancelled", 1)
+    assert attempts_of(settings, job_id)
+
+
 def test_a_running_job_shows_its_progress_and_can_be_cancelled(tmp_path: Path, store: Store) -> None:
     settings = settings_of(tmp_path, f"sqlite:///{tmp_path / 'segcal.db'}", lease_s=1.0)
     job_id = submit_fake(store, "steps/60")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, Field
 
@@ -17,9 +17,14 @@ from segcal.service.model import (
     Job,
     JobKind,
     JobState,
-    NewCase,
 )
 from segcal.service.store import DayBatch, TrendPoint
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_TIMES = frozenset({"created", "started", "finished", "retired"})
+"""Fields that are seconds since 1970 in the service and moments in its answers."""
 
 
 class Progress(BaseModel):
@@ -51,23 +56,7 @@ class JobAnswer(BaseModel):
 
     @classmethod
     def of(cls, job: Job) -> JobAnswer:
-        return cls(
-            id=job.id,
-            kind=job.kind,
-            batch=job.batch,
-            state=job.state,
-            submitted_by=job.submitted_by,
-            created=moment(job.created),
-            started=None if job.started is None else moment(job.started),
-            finished=None if job.finished is None else moment(job.finished),
-            attempts=job.attempts,
-            worker=job.worker,
-            progress=Progress(stage=job.progress.stage, done=job.progress.done, total=job.progress.total),
-            cancel_requested=job.cancel_requested,
-            message=job.message,
-            request=finite(job.request),
-            result=finite(job.result),
-        )
+        return cls(**{**_shared(cls, job), "progress": Progress(**asdict(job.progress))})
 
     @property
     def is_finished(self) -> bool:
@@ -122,17 +111,7 @@ class CalibratorAnswer(BaseModel):
 
     @classmethod
     def of(cls, record: CalibratorRecord) -> CalibratorAnswer:
-        return cls(
-            sha256=record.sha256,
-            name=record.name,
-            method=record.method,
-            pooling=record.pooling,
-            kind=record.kind,
-            classes=list(record.classes),
-            created=moment(record.created),
-            retired=None if record.retired is None else moment(record.retired),
-            info=finite(record.info),
-        )
+        return cls(**_shared(cls, record))
 
 
 class CalibratorUse(CalibratorAnswer):
@@ -178,8 +157,17 @@ class CaseAnswer(BaseModel):
     layers: bool = Field(description="Whether there are layers to look at.")
 
     @classmethod
-    def of(cls, record: CaseRecord) -> CaseAnswer:
-        return cls(**_case_values(record))
+    def of(cls, record: CaseRecord) -> Self:
+        case = record.case
+        values = {
+            **_shared(cls, case),
+            **_shared(cls, record),
+            "job": record.job_id,
+            "case": case.case_id,
+            "flags": [FlagAnswer(code=code, text=text) for code, text in case.flags],
+            "layers": case.view is not None,
+        }
+        return cls(**values)
 
 
 class CaseDetail(CaseAnswer):
@@ -188,16 +176,6 @@ class CaseDetail(CaseAnswer):
     numbers: dict[str, Any]
     reliability: dict[str, Any] | None = Field(description="With labels: tables (3, 15) before and after.")
     files: list[str] = Field(description="Below /v1/jobs/{job}/results/.")
-
-    @classmethod
-    def of(cls, record: CaseRecord) -> CaseDetail:
-        case = record.case
-        return cls(
-            **_case_values(record),
-            numbers=finite(case.numbers),
-            reliability=None if case.reliability is None else finite(case.reliability),
-            files=list(case.files),
-        )
 
 
 class CasesAnswer(BaseModel):
@@ -220,15 +198,7 @@ class BatchAnswer(BaseModel):
 
     @classmethod
     def of(cls, found: DayBatch) -> BatchAnswer:
-        return cls(
-            day=found.day,
-            batch=found.batch,
-            n_cases=found.n_cases,
-            n_flagged=found.n_flagged,
-            n_failed=found.n_failed,
-            mean_expected_dsc=found.mean_expected_dsc,
-            job=found.job_id,
-        )
+        return cls(**_shared(cls, found), job=found.job_id)
 
 
 class BatchesAnswer(BaseModel):
@@ -253,8 +223,7 @@ class TrendAnswerPoint(BaseModel):
 
     @classmethod
     def of(cls, point: TrendPoint) -> TrendAnswerPoint:
-        values = {each.name: getattr(point, each.name) for each in fields(point)}
-        return cls(**{**values, "case": values.pop("case_id"), "created": moment(point.created)})
+        return cls(**_shared(cls, point), case=point.case_id)
 
 
 class TrendAnswer(BaseModel):
@@ -292,17 +261,11 @@ def finite(value: Any) -> Any:
     return value
 
 
-def _case_values(record: CaseRecord) -> dict[str, Any]:
-    case = record.case
-    same = set(CaseAnswer.model_fields) & {each.name for each in fields(NewCase)} - {"flags"}
-    return {
-        **{name: finite(getattr(case, name)) for name in same},
-        "key": record.key,
-        "job": record.job_id,
-        "batch": record.batch,
-        "day": record.day,
-        "created": moment(record.created),
-        "case": case.case_id,
-        "flags": [FlagAnswer(code=code, text=text) for code, text in case.flags],
-        "layers": case.view is not None,
-    }
+def _shared(model: type[BaseModel], noun: DataclassInstance) -> dict[str, Any]:
+    """What a noun of the service has under the names of an answer's fields, as JSON can say it."""
+    names = model.model_fields.keys() & {each.name for each in fields(noun)}
+    return {name: _said(name, getattr(noun, name)) for name in names}
+
+
+def _said(name: str, value: Any) -> Any:
+    return moment(value) if name in _TIMES and value is not None else finite(value)

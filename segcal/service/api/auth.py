@@ -25,11 +25,13 @@ class Caller:
     """The one behind a request.
 
     Attributes:
-        name: of the token; empty for a user of this machine where no tokens are required.
+        id: of the token; empty for a user of this machine where no tokens are required.
+        name: of the token; empty likewise.
         scope: what they may do.
         by: how we know. A browser adds cookies, and "machine", to requests that other sites make it send.
     """
 
+    id: str
     name: str
     scope: Scope
     by: Literal["header", "cookie", "machine"]
@@ -39,7 +41,7 @@ class Caller:
         return SCOPES.index(self.scope) >= SCOPES.index(scope)
 
 
-ANYBODY_HERE = Caller("", "admin", "machine")
+ANYBODY_HERE = Caller("", "", "admin", "machine")
 """Who reaches a server on the loopback address that requires no tokens."""
 
 
@@ -91,4 +93,4 @@ def _checked(text: str, by: Literal["header", "cookie"], store: Store) -> Caller
     if not text or len(text) > _LONGEST_TOKEN or not text.isascii():
         return None
     token = store.tokens.check(text)
-    return None if token is None else Caller(token.name, token.scope, by)
+    return None if token is None else Caller(token.id, token.name, token.scope, by)

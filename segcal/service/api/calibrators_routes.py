@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 from anyio import to_thread
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from segcal.errors import FileFormatError
 from segcal.service.api.answers import CalibratorAnswer, CalibratorsAnswer, CalibratorUse
 from segcal.service.api.common import Admin, Hash, Submitter, everywhere
 from segcal.service.api.context import Context
-from segcal.service.api.downloads import FILE_RESPONSES, file_answer, ranged
+from segcal.service.api.downloads import file_answer, file_route
 from segcal.service.api.problems import BUSY, NOT_FOUND, PAUSED, WRONG_TYPE
 from segcal.service.api.uploads import UPLOAD_BODY, received
 from segcal.service.calibrator_files import import_calibrator
@@ -74,13 +74,7 @@ def calibrator(sha256: Hash, context: Context) -> CalibratorUse:
     return CalibratorUse(**answer.model_dump(), n_cases=store.n_cases(sha256), batches=store.batches(sha256))
 
 
-@router.get(
-    "/{sha256}/file",
-    summary="Download a calibrator",
-    dependencies=[Depends(ranged)],
-    response_class=Response,
-    responses={**FILE_RESPONSES, **everywhere(NOT_FOUND)},
-)
+@file_route(router, "/{sha256}/file", NOT_FOUND, summary="Download a calibrator")
 def calibrator_file(sha256: Hash, context: Context, request: Request) -> Response:
     """The file, byte by byte."""
     context.store.calibrators.get(sha256)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from pathlib import Path
@@ -11,15 +10,17 @@ from segcal.service.api.case_check import check_case_archive
 from segcal.service.api.context import ApiContext
 from segcal.service.api.submission import usable_calibrator
 from segcal.service.errors import UnknownError, UploadError
-from segcal.service.files import ServiceFiles
-from segcal.service.model import Job, new_id
+from segcal.service.files import ServiceFiles, flush_folder
+from segcal.service.model import Job, SubmissionKey, new_id
 from segcal.service.requests import CaseRequest
 from segcal.service.store import Store
 
 _PENDING = ".pending"
 
 
-def submit_upload(path: Path, request: CaseRequest, context: ApiContext, *, submitted_by: str, key: str | None) -> Job:
+def submit_upload(
+    path: Path, request: CaseRequest, context: ApiContext, *, submitted_by: str, key: SubmissionKey | None
+) -> Job:
     """Check the archive at `path`, move it into a new job's folder and put the job into the queue.
 
     A server killed on the way leaves a note behind by which `remove_lost` finds the folder.
@@ -69,15 +70,6 @@ def remove_lost(files: ServiceFiles, store: Store, older_than_s: float) -> None:
         if _is_unknown(store, job_id):
             shutil.rmtree(files.job(job_id), ignore_errors=True)
         note.unlink(missing_ok=True)
-
-
-def flush_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk before the store tells of them: a power cut must not part the two."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _is_unknown(store: Store, job_id: str) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path as FilePath
 from typing import Annotated, Literal
 
 from anyio import to_thread
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from segcal.service.api.answers import (
     BatchAnswer,
@@ -19,17 +19,17 @@ from segcal.service.api.answers import (
     TrendAnswerPoint,
 )
 from segcal.service.api.case_intake import submit_upload
-from segcal.service.api.common import CaseKey, IdempotencyKey, Limit, Submitter, Text, everywhere
+from segcal.service.api.common import CaseKey, Key, Limit, Submitter, Text, everywhere
 from segcal.service.api.context import ApiContext, Context
-from segcal.service.api.downloads import FILE_RESPONSES, file_answer, ranged
+from segcal.service.api.downloads import file_answer, file_route
 from segcal.service.api.problems import BUSY, KEY_USED, NOT_FOUND, PAUSED, QUEUE_FULL, WRONG_TYPE
 from segcal.service.api.results import result_path
 from segcal.service.api.submission import check_room, usable_calibrator
-from segcal.service.api.uploads import UPLOAD_BODY, received
+from segcal.service.api.uploads import UPLOAD_BODY, digest_of, received
 from segcal.service.errors import UnknownError
 from segcal.service.model import CaseRecord
 from segcal.service.requests import BatchName, CaseName, CaseRequest, Sha256
-from segcal.service.store import CaseOrder
+from segcal.service.store import CaseOrder, same_job
 from segcal.service.web.slices import LARGEST, PICTURE_PIXELS, SMALLEST, SliceStyle, draw_slice
 from segcal.service.web.view import VIEW_FILE, Axis, read_view
 
@@ -61,22 +61,28 @@ async def upload(
     caller: Submitter,
     case: Annotated[CaseName, Query(description="Its name.")],
     calibrator: Annotated[Sha256, Query(description="Hash of the calibrator it gets.")],
+    key: Key,
     batch: BatchName = "",
-    idempotency_key: IdempotencyKey = None,
 ) -> JobAnswer:
     """The body is an .npz with an array `logits` or `probabilities` (class, z, y, x); for small volumes."""
+
+    def wanted(sha256: str) -> CaseRequest:
+        return CaseRequest(calibrator=calibrator, case=case, batch=batch, fingerprint=f"sha256:{sha256}")
 
     def check() -> None:
         check_room(context)
         usable_calibrator(context, calibrator)
 
-    await to_thread.run_sync(check)
     most = context.settings.limits.upload_bytes
-    async with received(request, context, suffix=".npz", most=most) as upload:
-        wanted = CaseRequest(calibrator=calibrator, case=case, batch=batch, fingerprint=f"sha256:{upload.sha256}")
-        job = await to_thread.run_sync(
-            lambda: submit_upload(upload.path, wanted, context, submitted_by=caller.name, key=idempotency_key)
-        )
+    known = None if key is None else await to_thread.run_sync(context.store.jobs.by_key, key)
+    if key is not None and known is not None:
+        job = same_job(known, wanted(await digest_of(request, most=most)), key)
+    else:
+        await to_thread.run_sync(check)
+        async with received(request, context, suffix=".npz", most=most) as upload:
+            job = await to_thread.run_sync(
+                lambda: submit_upload(upload.path, wanted(upload.sha256), context, submitted_by=caller.name, key=key)
+            )
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return JobAnswer.of(job)
 
@@ -119,13 +125,7 @@ def case(key: CaseKey, context: Context) -> CaseDetail:
     return CaseDetail.of(context.store.cases.get(key))
 
 
-@router.get(
-    "/cases/{key}/layers/{name}.nii.gz",
-    summary="Download a layer of a case",
-    dependencies=[Depends(ranged)],
-    response_class=Response,
-    responses={**FILE_RESPONSES, **everywhere(NOT_FOUND)},
-)
+@file_route(router, "/cases/{key}/layers/{name}.nii.gz", NOT_FOUND, summary="Download a layer of a case")
 def layer(key: CaseKey, name: LayerName, context: Context, request: Request) -> Response:
     """A volume to look at: the image, the segmentation, a probability, the uncertainty, the disagreement."""
     record = context.store.cases.get(key)

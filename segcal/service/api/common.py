@@ -21,6 +21,7 @@ from segcal.service.api.problems import (
     Kind,
     documented,
 )
+from segcal.service.model import SubmissionKey
 
 _ALWAYS = (BAD_REQUEST, TOO_SLOW, TOO_LARGE, WRONG_HOST, INVALID, FORBIDDEN, INTERNAL, NO_STORE)
 
@@ -37,14 +38,23 @@ Reader = Annotated[Caller, Depends(allowed("read"))]
 Submitter = Annotated[Caller, Depends(allowed("submit"))]
 Admin = Annotated[Caller, Depends(allowed("admin"))]
 
-IdempotencyKey = Annotated[
-    str | None,
-    Header(
-        alias="Idempotency-Key",
-        pattern=r"^[\x21-\x7e]{1,200}$",
-        description="A name of your own for this submission: sent again with the same one, it gives the same job.",
-    ),
-]
+
+def submission_key(
+    caller: Submitter,
+    text: Annotated[
+        str | None,
+        Header(
+            alias="Idempotency-Key",
+            pattern=r"^[\x21-\x7e]{1,200}$",
+            description="A name of your own for this submission: sent again with the same one, it gives the same job.",
+        ),
+    ] = None,
+) -> SubmissionKey | None:
+    """A dependency: the key of a submission, if it has one."""
+    return None if text is None else SubmissionKey(caller.id, text)
+
+
+Key = Annotated[SubmissionKey | None, Depends(submission_key)]
 
 
 def everywhere(*kinds: Kind, open_to_all: bool = False) -> dict[int | str, dict[str, Any]]:

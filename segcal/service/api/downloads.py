@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Callable
 from email.utils import formatdate
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
 
-from fastapi import Header
+from fastapi import APIRouter, Depends, Header
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from segcal.service.api.problems import NOT_FOUND, RANGE, ProblemError, documented, problem
+from segcal.service.api.common import everywhere
+from segcal.service.api.problems import NOT_FOUND, RANGE, Kind, ProblemError, documented, problem
+
+Route = TypeVar("Route", bound=Callable[..., Response])
 
 REPORT_POLICY = (
     "sandbox allow-scripts; default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -36,16 +40,32 @@ _RANGES = re.compile(r"bytes=\s*(?:\d{1,18}-\d{0,18}|-\d{1,18})(?:\s*,\s*(?:\d{1
 _MOST_RANGES = 20
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
-FILE_RESPONSES: dict[int | str, dict[str, Any]] = {
+_FILE_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"description": "The file.", "content": {"*/*": _BINARY}},
     206: {"description": "The ranges that were asked for.", "content": {"*/*": _BINARY}},
     304: {"description": "Unchanged since the ETag that was sent."},
     **documented(RANGE),
 }
-"""What a route may answer with that serves a file."""
 
 
-def ranged(
+def file_route(router: APIRouter, path: str, *problems: Kind, summary: str) -> Callable[[Route], Route]:
+    """Decorates a function that answers with `file_answer`: GET, and HEAD with the same headers and no body.
+
+    Args:
+        problems: that it may answer with, besides those of any route.
+    """
+
+    def add(function: Route) -> Route:
+        shared: dict[str, Any] = {"dependencies": [Depends(_ranged)], "response_class": Response}
+        # Every GET of HTTP has its HEAD; the OpenAPI file tells of the one, and so of both.
+        router.head(path, include_in_schema=False, **shared)(function)
+        responses = {**_FILE_RESPONSES, **everywhere(*problems)}
+        return router.get(path, summary=summary, responses=responses, **shared)(function)
+
+    return add
+
+
+def _ranged(
     ranges: Annotated[
         str | None, Header(alias="Range", description="`bytes=0-99`, also several; 206 then.", examples=["bytes=0-99"])
     ] = None,

@@ -1,21 +1,21 @@
-"""Jobs: submit, look at, follow, cancel, and their results."""
+"""Jobs: submit, look at, follow, cancel, try again, and their results."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from anyio import to_thread
-from fastapi import APIRouter, Body, Depends, Query, Request, Response
+from fastapi import APIRouter, Body, Query, Request, Response
 
 from segcal.service.api.answers import CountsAnswer, JobAnswer, JobsAnswer, ResultsAnswer
-from segcal.service.api.common import IdempotencyKey, JobId, Limit, Submitter, Text, everywhere
+from segcal.service.api.common import JobId, Key, Limit, Submitter, Text, everywhere
 from segcal.service.api.context import ApiContext, Context
-from segcal.service.api.downloads import FILE_RESPONSES, file_answer, ranged
+from segcal.service.api.downloads import file_answer, file_route
 from segcal.service.api.events import EVENT_SCHEMA, JobEvents
 from segcal.service.api.examples import SUBMISSIONS
 from segcal.service.api.problems import BUSY, KEY_USED, NOT_FOUND, NOT_YET, PAUSED, QUEUE_FULL, ProblemError
 from segcal.service.api.results import REPORTS, list_results, result_path
-from segcal.service.api.submission import submit_job
+from segcal.service.api.submission import submit_job, try_again
 from segcal.service.model import FINISHED, Job, JobKind, JobState
 from segcal.service.requests import Submittable
 
@@ -38,10 +38,10 @@ def submit(
     context: Context,
     caller: Submitter,
     response: Response,
-    idempotency_key: IdempotencyKey = None,
+    key: Key,
 ) -> JobAnswer:
     """Paths have to lie below the folders the service was given with --root, and so does all that a manifest names."""
-    job = submit_job(body, context, submitted_by=caller.name, key=idempotency_key)
+    job = submit_job(body, context, submitted_by=caller.name, key=key)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return JobAnswer.of(job)
 
@@ -79,6 +79,21 @@ def cancel(job_id: JobId, context: Context, caller: Submitter) -> JobAnswer:
     return JobAnswer.of(context.store.jobs.cancel(job_id))
 
 
+@router.post(
+    "/{job_id}/retry",
+    status_code=202,
+    summary="Try a job again",
+    responses={202: {"description": "The job waits again."}, **everywhere(NOT_FOUND, NOT_YET, QUEUE_FULL, PAUSED)},
+)
+def retry(job_id: JobId, context: Context, caller: Submitter) -> JobAnswer:
+    """One that failed or was cancelled, after its cause was mended. It stays the same job and goes on with its files.
+
+    Files it reads are taken as they are now. Only a watched output must be the one that was found: a new prediction
+    gets a job of its own.
+    """
+    return JobAnswer.of(try_again(job_id, context))
+
+
 @router.get(
     "/{job_id}/events",
     summary="Follow a job",
@@ -105,13 +120,7 @@ def results(job_id: JobId, context: Context) -> ResultsAnswer:
     return ResultsAnswer(job=found.id, state=found.state, files=list_results(context.files.job(found.id)))
 
 
-@router.get(
-    "/{job_id}/results/{path:path}",
-    summary="Download a file of a job",
-    dependencies=[Depends(ranged)],
-    response_class=Response,
-    responses={**FILE_RESPONSES, **everywhere(NOT_FOUND, NOT_YET)},
-)
+@file_route(router, "/{job_id}/results/{path:path}", NOT_FOUND, NOT_YET, summary="Download a file of a job")
 def result(job_id: JobId, path: str, context: Context, request: Request) -> Response:
     """In ranges if asked to. HTML is saved, not shown, unless it is a report of segcal, which is shown in a sandbox."""
     found = _finished(context, job_id)

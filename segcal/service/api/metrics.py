@@ -26,7 +26,7 @@ class ServiceMetrics:
             "segcal_request_seconds", "Time to the end of the answer.", ["route"], buckets=_SECONDS, registry=registry
         )
         self._jobs = Gauge("segcal_jobs", "Jobs in the store.", ["state"], registry=registry)
-        self._age = Gauge("segcal_queue_age_seconds", "How long the oldest queued job waits.", registry=registry)
+        self._age = Gauge("segcal_queue_age_seconds", "Since the oldest waiting job was submitted.", registry=registry)
         self._cases = Gauge("segcal_cases", "Cases looked at.", registry=registry)
         self._free = Gauge("segcal_disk_free_bytes", "Free space at the data folder.", registry=registry)
         self._paused = Gauge("segcal_intake_paused", "1 when the disk is nearly full.", registry=registry)

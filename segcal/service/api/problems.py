@@ -21,6 +21,7 @@ from segcal.service.errors import (
     StoreError,
     UnknownError,
     UploadError,
+    WrongStateError,
 )
 
 MEDIA_TYPE = "application/problem+json"
@@ -78,6 +79,7 @@ NO_STORE = Kind("store", 503, "The store does not answer", 10)
 _OF_ERRORS: tuple[tuple[type[SegcalError], Kind], ...] = (
     (UnknownError, NOT_FOUND),
     (KeyReusedError, KEY_USED),
+    (WrongStateError, NOT_YET),
     (RefusedPathError, FORBIDDEN),
     (QueueFullError, QUEUE_FULL),
     (IntakePausedError, PAUSED),

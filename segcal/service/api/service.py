@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from segcal.service.api.context import ApiContext
 from segcal.service.api.server import address_of, listen, run_app
 from segcal.service.calibrator_files import import_calibrator
 from segcal.service.files import ServiceFiles
+from segcal.service.prune import Pruner
 from segcal.service.settings import ServiceSettings
 from segcal.service.store import Store, open_store
 from segcal.service.supervise import LocalWorkers
@@ -21,7 +22,7 @@ from segcal.service.watch import Watcher
 
 log = logging.getLogger("segcal.service")
 
-_WATCHERS_END_S = 10.0
+_THREADS_END_S = 10.0
 
 
 def run_service(
@@ -45,7 +46,11 @@ def run_service(
                 log.warning("there is no token yet, so nobody may do anything; `segcal token create` makes one")
             app = create_app(settings, store)
             address = address_of(listening, settings.host)
-            with _local_workers(settings, n_workers), _watchers(settings, store, app.state.context):
+            with (
+                _local_workers(settings, n_workers),
+                _watchers(settings, store, app.state.context),
+                _pruning(settings, store),
+            ):
                 run_app(app, listening, lambda: started(address))
         finally:
             store.close()
@@ -65,10 +70,27 @@ def _local_workers(settings: ServiceSettings, n_workers: int) -> Iterator[None]:
 
 @contextmanager
 def _watchers(settings: ServiceSettings, store: Store, context: ApiContext) -> Iterator[None]:
-    stop = threading.Event()
     limit = settings.limits.queued_jobs
     watchers = [Watcher(each, store, queue_limit=limit, check_intake=context.check_intake) for each in settings.watch]
-    threads = [threading.Thread(target=watcher.run, args=(stop,), daemon=True) for watcher in watchers]
+    with _in_threads([watcher.run for watcher in watchers]):
+        yield
+
+
+@contextmanager
+def _pruning(settings: ServiceSettings, store: Store) -> Iterator[None]:
+    if settings.keep_days is None:
+        yield
+        return
+    pruner = Pruner(store, ServiceFiles(settings.data), settings.keep_days)
+    with _in_threads([pruner.run]):
+        yield
+
+
+@contextmanager
+def _in_threads(loops: Sequence[Callable[[threading.Event], None]]) -> Iterator[None]:
+    """Run loops beside the block, at whose end they are told to stop."""
+    stop = threading.Event()
+    threads = [threading.Thread(target=loop, args=(stop,), daemon=True) for loop in loops]
     for thread in threads:
         thread.start()
     try:
@@ -76,4 +98,4 @@ def _watchers(settings: ServiceSettings, store: Store, context: ApiContext) -> I
     finally:
         stop.set()
         for thread in threads:
-            thread.join(_WATCHERS_END_S)
+            thread.join(_THREADS_END_S)

@@ -9,20 +9,24 @@ from segcal.errors import MissingFileError
 from segcal.service.api.context import ApiContext
 from segcal.service.api.problems import INVALID, ProblemError
 from segcal.service.errors import QueueFullError
-from segcal.service.model import CalibratorRecord, Job
-from segcal.service.requests import JobRequest
+from segcal.service.model import CalibratorRecord, Job, SubmissionKey
+from segcal.service.requests import JobRequest, read_request
+from segcal.service.store import same_job
 from segcal.service.work.paths import load_manifest
 
 
-def submit_job(request: JobRequest, context: ApiContext, *, submitted_by: str, key: str | None) -> Job:
-    """Check what a request names and put it into the queue.
+def submit_job(request: JobRequest, context: ApiContext, *, submitted_by: str, key: SubmissionKey | None) -> Job:
+    """Check what a request names and put it into the queue; one that was submitted before is its job, whatever is now.
 
     Raises:
+        KeyReusedError: its key was used for another request.
         IntakePausedError, QueueFullError: not now.
         RefusedPathError: it names, or its manifest names, what the service may not read.
         UnknownError: there is no such calibrator.
         SegcalError: a manifest that cannot be read.
     """
+    if key is not None and (known := context.store.jobs.by_key(key)) is not None:
+        return same_job(known, request, key)
     context.check_intake()
     check_room(context)
     for sha256 in _calibrators(request):
@@ -40,6 +44,24 @@ def submit_job(request: JobRequest, context: ApiContext, *, submitted_by: str, k
         queue_limit=context.settings.limits.queued_jobs,
         key=key,
     )
+
+
+def try_again(job_id: str, context: ApiContext) -> Job:
+    """Put a job that failed or was cancelled back into the queue, under the conditions of a new one.
+
+    What it reads is not looked at here: a job is tried again when something outside of it was mended, and its worker
+    checks every path and file as at the first time.
+
+    Raises:
+        UnknownError: there is no such job, or no more such a calibrator.
+        WrongStateError: it waits, runs or is done.
+        IntakePausedError, QueueFullError: not now.
+    """
+    job = context.store.jobs.get(job_id)
+    context.check_intake()
+    for sha256 in _calibrators(read_request(job.request)):
+        usable_calibrator(context, sha256)
+    return context.store.jobs.try_again(job_id, queue_limit=context.settings.limits.queued_jobs)
 
 
 def check_room(context: ApiContext) -> None:

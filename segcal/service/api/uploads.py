@@ -57,12 +57,7 @@ async def received(request: Request, context: ApiContext, *, suffix: str, most: 
         IntakePausedError: the disk is nearly full, or got so.
         ClientDisconnect: the client left.
     """
-    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if given != MEDIA_TYPE:
-        raise ProblemError(WRONG_TYPE, f"send the file itself as {MEDIA_TYPE}, not as {given[:100] or 'nothing'!r}")
-    length = int(request.headers.get("content-length", "0"))
-    if length > most:
-        raise ProblemError(TOO_LARGE, f"at most {most:,} bytes are taken here", headers={"Connection": "close"})
+    length = _announced(request, most)
     with context.uploads.one():
         await to_thread.run_sync(context.check_intake, length)
         path = context.files.uploads / f"{secrets.token_hex(12)}{suffix}"
@@ -78,33 +73,70 @@ async def received(request: Request, context: ApiContext, *, suffix: str, most: 
                 await to_thread.run_sync(lambda: path.unlink(missing_ok=True))
 
 
-async def _receive(request: Request, context: ApiContext, path: Path, most: int) -> Upload:
-    digest, size, looked, pending = hashlib.sha256(), 0, 0, bytearray()
+async def digest_of(request: Request, *, most: int) -> str:
+    """SHA-256 of a body that is not kept, because it was received before; read to its end, so that the answer arrives.
 
-    def write(file: BinaryIO) -> None:
-        digest.update(pending)
-        file.write(pending)
-        pending.clear()
+    Raises:
+        ProblemError: too large, empty, or of another type.
+    """
+    _announced(request, most)
+    digest = hashlib.sha256()
+    async for piece in _pieces(request, most):
+        await to_thread.run_sync(digest.update, piece)
+    return digest.hexdigest()
+
+
+async def _receive(request: Request, context: ApiContext, path: Path, most: int) -> Upload:
+    digest, size, looked = hashlib.sha256(), 0, 0
+
+    def write(piece: bytes) -> None:
+        digest.update(piece)
+        file.write(piece)
 
     file = await to_thread.run_sync(_new_file, path)
     try:
-        async for piece in request.stream():
+        async for piece in _pieces(request, most):
+            await to_thread.run_sync(write, piece)
             size += len(piece)
-            if size > most:
-                raise ProblemError(TOO_LARGE, f"at most {most:,} bytes are taken here", headers={"Connection": "close"})
-            pending += piece
-            if len(pending) >= _WRITE_BYTES:
-                await to_thread.run_sync(write, file)
             if size - looked > _LOOK_AT_DISK_BYTES:
                 looked = size
                 await to_thread.run_sync(context.check_intake)
-        await to_thread.run_sync(write, file)
         await to_thread.run_sync(_flush, file)
     finally:
         file.close()
+    return Upload(path, size, digest.hexdigest())
+
+
+def _announced(request: Request, most: int) -> int:
+    """The length that the header tells, 0 without one; raises ProblemError for what is not taken at all."""
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given != MEDIA_TYPE:
+        raise ProblemError(WRONG_TYPE, f"send the file itself as {MEDIA_TYPE}, not as {given[:100] or 'nothing'!r}")
+    length = int(request.headers.get("content-length", "0"))
+    if length > most:
+        raise _too_large(most)
+    return length
+
+
+async def _pieces(request: Request, most: int) -> AsyncIterator[bytes]:
+    """The body in pieces that are worth a thread; raises ProblemError for one that is empty or too large."""
+    size, pending = 0, bytearray()
+    async for piece in request.stream():
+        size += len(piece)
+        if size > most:
+            raise _too_large(most)
+        pending += piece
+        if len(pending) >= _WRITE_BYTES:
+            yield bytes(pending)
+            pending.clear()
     if size == 0:
         raise ProblemError(INVALID, "the upload is empty")
-    return Upload(path, size, digest.hexdigest())
+    if pending:
+        yield bytes(pending)
+
+
+def _too_large(most: int) -> ProblemError:
+    return ProblemError(TOO_LARGE, f"at most {most:,} bytes are taken here", headers={"Connection": "close"})
 
 
 def remove_stale(folder: Path, older_than_s: float) -> None:

@@ -11,13 +11,15 @@ from segcal.service.store.calibrator_table import Calibrators
 from segcal.service.store.case_table import CaseOrder, Cases, DayBatch, TrendPoint
 from segcal.service.store.database import Database
 from segcal.service.store.leases import Claim, Jobs
+from segcal.service.store.old_jobs import OldJobs
+from segcal.service.store.queue import same_job
 from segcal.service.store.tables import schema
 from segcal.service.store.token_table import Tokens
 from segcal.service.store.versions import prepare
 from segcal.service.store.watched import Watched
 from segcal.service.store.workers import WorkerRecord, Workers
 
-__all__ = ["CaseOrder", "Claim", "DayBatch", "Store", "TrendPoint", "WorkerRecord", "open_store"]
+__all__ = ["CaseOrder", "Claim", "DayBatch", "Store", "TrendPoint", "WorkerRecord", "open_store", "same_job"]
 
 
 class Store:
@@ -34,6 +36,7 @@ class Store:
         self.tokens = Tokens(database)
         self.watched = Watched(database)
         self.workers = Workers(database)
+        self.old_jobs = OldJobs(database)
 
     def ping(self) -> None:
         """Raise StoreError unless the database answers."""

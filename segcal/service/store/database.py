@@ -30,7 +30,7 @@ from segcal.service.errors import StoreError
 BUSY_SECONDS = 10.0
 """How long a transaction waits for another one before it gives up."""
 
-_LOCK_KEYS = {"schema": 0x5E6CA1_00, "submit": 0x5E6CA1_01}
+_LOCK_KEYS = {"schema": 0x5E6CA1_00, "submit": 0x5E6CA1_01, "prune": 0x5E6CA1_02}
 _POSTGRES_NAMES = ("postgresql", "postgres", "postgresql+psycopg")
 _POSTGRES_OPTIONS = f"-c statement_timeout=30s -c lock_timeout={BUSY_SECONDS:.0f}s"
 

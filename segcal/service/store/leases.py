@@ -11,16 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Select, and_, insert, select, update
+from sqlalchemy import Connection, Select, and_, delete, insert, select, update
 
 from segcal.service.model import CalibratorRecord, Job, JobProgress, NewCase
-from segcal.service.store.queue import Queue, get_job
+from segcal.service.store.queue import NOBODYS, Queue, get_job
 from segcal.service.store.rows import calibrator_row, case_row
 from segcal.service.store.tables import calibrators as calibrators_table
 from segcal.service.store.tables import cases as cases_table
 from segcal.service.store.tables import is_queued, jobs
-
-_NOBODYS: dict[str, Any] = {"token": None, "lease_until": None, "stage": "", "done": 0, "total": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class Jobs(Queue):
             if job_id is None:
                 return None
             token = secrets.token_hex(16)
-            values = {**_NOBODYS, "token": token, "lease_until": now + lease_s}
+            values = {**NOBODYS, "token": token, "lease_until": now + lease_s}
             connection.execute(
                 update(jobs)
                 .where(jobs.c.id == job_id)
@@ -93,7 +91,7 @@ class Jobs(Queue):
             values = {"state": "done", "finished": now, "lease_until": None, "message": message, "result": result}
             if connection.execute(update(jobs).where(_held(claim)).values(values)).rowcount == 0:
                 return _is_ours(connection, claim, "done")
-            _insert_cases(connection, claim.job, cases, now)
+            _write_cases(connection, claim.job, cases, now)
             for record in calibrators:
                 self._database.insert_new(connection, calibrators_table, calibrator_row(record))
             return True
@@ -140,7 +138,7 @@ class Jobs(Queue):
             if connection.execute(ended).rowcount == 0:
                 return _is_ours(connection, claim, state)
             if state == "failed":
-                _insert_cases(connection, claim.job, _failed_case(claim.job, message), now)
+                _write_cases(connection, claim.job, _failed_case(claim.job, message), now)
             return True
 
     def _give_back(self, claim: Claim, *, message: str, attempts: Any) -> bool:
@@ -150,7 +148,7 @@ class Jobs(Queue):
             stopped = {"state": "cancelled", "finished": now, "lease_until": None, "message": "cancelled while it ran"}
             if connection.execute(update(jobs).where(asked).values(stopped)).rowcount == 1:
                 return True
-            values = {**_NOBODYS, "state": "queued", "message": message, "attempts": attempts}
+            values = {**NOBODYS, "state": "queued", "message": message, "attempts": attempts}
             return connection.execute(update(jobs).where(_held(claim)).values(values)).rowcount == 1
 
 
@@ -170,7 +168,9 @@ def _is_ours(connection: Connection, claim: Claim, state: str) -> bool:
     return connection.execute(ours).first() is not None
 
 
-def _insert_cases(connection: Connection, job: Job, found: Sequence[NewCase], now: float) -> None:
+def _write_cases(connection: Connection, job: Job, found: Sequence[NewCase], now: float) -> None:
+    """What is known of a job's cases now, instead of what it failed with before it was tried again."""
+    connection.execute(delete(cases_table).where(cases_table.c.job_id == job.id))
     rows = [case_row(case, number=i, job_id=job.id, batch=job.batch, now=now) for i, case in enumerate(found)]
     if rows:
         connection.execute(insert(cases_table), rows)
@@ -187,14 +187,14 @@ def _take_back(connection: Connection, now: float, attempts: int) -> int:
     lost = select(jobs.c.id, jobs.c.attempts, jobs.c.cancel_requested, jobs.c.worker).where(_overdue(now))
     rows = connection.execute(lost.with_for_update(skip_locked=True)).all()
     for job_id, tried, asked, worker in rows:
-        values: dict[str, Any] = {**_NOBODYS, "state": "queued"}
+        values: dict[str, Any] = {**NOBODYS, "state": "queued"}
         if asked:
             values |= {"state": "cancelled", "finished": now, "message": "cancelled; its worker had died"}
         elif tried >= attempts:
             text = _given_up(tried, worker)
             values |= {"state": "failed", "finished": now, "message": text}
             job = get_job(connection, job_id)
-            _insert_cases(connection, job, _failed_case(job, text), now)
+            _write_cases(connection, job, _failed_case(job, text), now)
         connection.execute(update(jobs).where(jobs.c.id == job_id).values(values))
     return len(rows)
 
@@ -203,5 +203,5 @@ def _given_up(tried: int, worker: str) -> str:
     times = "once" if tried == 1 else f"{tried} times"
     return (
         f"given up: its worker died {times} while at it (last: {worker}). Most often memory ran out: look into the "
-        "worker's log, give it more memory or smaller cases, then submit the job again."
+        "worker's log, give it more memory or smaller cases, then try the job again."
     )

@@ -1,21 +1,36 @@
-"""Jobs as their submitters see them: put in, looked at, counted, cancelled."""
+"""Jobs as their submitters see them: put in, looked at, counted, cancelled, tried again."""
 
 from __future__ import annotations
 
 from typing import Any, get_args
 
-from sqlalchemy import Connection, RowMapping, func, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
-from segcal.service.errors import KeyReusedError, QueueFullError, UnknownError
-from segcal.service.model import Job, JobKind, JobState, new_id
+from segcal.service.errors import KeyReusedError, QueueFullError, UnknownError, WrongStateError
+from segcal.service.model import REPEATABLE, Job, JobKind, JobState, SubmissionKey, new_id
 from segcal.service.requests import JobRequest
 from segcal.service.store.database import Database
 from segcal.service.store.rows import job_of
-from segcal.service.store.tables import is_queued, jobs
+from segcal.service.store.tables import is_queued, jobs, keys
+
+NOBODYS: dict[str, Any] = {"token": None, "lease_until": None, "stage": "", "done": 0, "total": 0}
+"""Of a job that no worker has."""
+
+_ANEW: dict[str, Any] = {
+    **NOBODYS,
+    "state": "queued",
+    "attempts": 0,
+    "started": None,
+    "finished": None,
+    "worker": "",
+    "cancel_requested": False,
+    "message": "",
+    "result": {},
+}
 
 
 class Queue:
-    """Submission, listing and cancelling."""
+    """Submission, listing, cancelling and trying again."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -27,10 +42,10 @@ class Queue:
         batch: str,
         submitted_by: str,
         queue_limit: int,
-        key: str | None = None,
+        key: SubmissionKey | None = None,
         job_id: str | None = None,
     ) -> Job:
-        """Put a job in the queue; with a `key` that this submitter used before, give the job made then.
+        """Put a job in the queue; with a `key` that was used before, give the job made then.
 
         Raises:
             QueueFullError: as many as `queue_limit` are waiting already.
@@ -38,20 +53,25 @@ class Queue:
         """
         with self._database.write() as connection:
             self._database.lock(connection, "submit")
-            if key is not None:
-                known = _by_key(connection, submitted_by, key)
-                if known is not None:
-                    return _same_request(known, request, key)
-            return insert_job(
+            if key is not None and (known := _by_key(connection, key)) is not None:
+                return same_job(known, request, key)
+            job = insert_job(
                 self._database,
                 connection,
                 request,
                 batch=batch,
                 submitted_by=submitted_by,
                 queue_limit=queue_limit,
-                key=key,
                 job_id=job_id,
             )
+            if key is not None:
+                connection.execute(insert(keys).values(owner=key.owner, key=key.text, job_id=job.id))
+            return job
+
+    def by_key(self, key: SubmissionKey) -> Job | None:
+        """The job that was submitted under a key; None if none was."""
+        with self._database.read() as connection:
+            return _by_key(connection, key)
 
     def get(self, job_id: str) -> Job:
         """One job.
@@ -114,6 +134,28 @@ class Queue:
                 connection.execute(running.values(cancel_requested=True))
             return get_job(connection, job_id)
 
+    def try_again(self, job_id: str, *, queue_limit: int) -> Job:
+        """Put a job that failed or was cancelled back into the queue, at its old place and with all its attempts.
+
+        It stays the same job, so what became a job once is still done once. Until it has another end, the row of a case
+        that tells of its failure stays in the overview.
+
+        Raises:
+            UnknownError: there is none of that id.
+            WrongStateError: it waits, runs or is done.
+            QueueFullError: as many as `queue_limit` are waiting already.
+        """
+        with self._database.write() as connection:
+            self._database.lock(connection, "submit")
+            job = get_job(connection, job_id)
+            if job.state not in REPEATABLE:
+                raise WrongStateError(
+                    f"job {job_id} is {job.state}; only one that failed or was cancelled can be tried again"
+                )
+            _check_room(connection, queue_limit)
+            connection.execute(update(jobs).where(jobs.c.id == job_id).values(_ANEW))
+            return get_job(connection, job_id)
+
 
 def get_job(connection: Connection, job_id: str) -> Job:
     """One job, within a transaction; raises UnknownError."""
@@ -131,20 +173,16 @@ def insert_job(
     batch: str,
     submitted_by: str,
     queue_limit: int,
-    key: str | None = None,
     job_id: str | None = None,
 ) -> Job:
     """Insert a queued job if there is room; the caller holds the lock "submit", so the limit is exact."""
-    waiting = select(jobs.c.id).where(is_queued).limit(queue_limit).subquery()
-    if connection.execute(select(func.count()).select_from(waiting)).scalar_one() >= queue_limit:
-        raise QueueFullError(f"{queue_limit:,} jobs are waiting, and no more may; try again when some are done")
+    _check_room(connection, queue_limit)
     values: dict[str, Any] = {
         "id": job_id or new_id(),
         "state": "queued",
         "kind": request.kind,
         "batch": batch,
         "submitted_by": submitted_by,
-        "key": key,
         "created": database.now(connection),
         "request": request.model_dump(mode="json"),
         "result": {},
@@ -153,15 +191,26 @@ def insert_job(
     return get_job(connection, values["id"])
 
 
-def _by_key(connection: Connection, submitted_by: str, key: str) -> RowMapping | None:
-    statement = select(jobs).where(jobs.c.submitted_by == submitted_by, jobs.c.key == key)
-    return connection.execute(statement).mappings().one_or_none()
+def _check_room(connection: Connection, queue_limit: int) -> None:
+    waiting = select(jobs.c.id).where(is_queued).limit(queue_limit).subquery()
+    if connection.execute(select(func.count()).select_from(waiting)).scalar_one() >= queue_limit:
+        raise QueueFullError(f"{queue_limit:,} jobs are waiting, and no more may; try again when some are done")
 
 
-def _same_request(known: RowMapping, request: JobRequest, key: str) -> Job:
-    job = job_of(known)
-    if dict(job.request) != request.model_dump(mode="json"):
+def same_job(known: Job, request: JobRequest, key: SubmissionKey) -> Job:
+    """The job of a key, if the request that comes with the key now is the one it was made of.
+
+    Raises:
+        KeyReusedError: it is another one.
+    """
+    if dict(known.request) != request.model_dump(mode="json"):
         raise KeyReusedError(
-            f"the idempotency key {key!r} was used for job {job.id} with another request; take a new key"
+            f"the idempotency key {key.text!r} was used for job {known.id} with another request; take a new key"
         )
-    return job
+    return known
+
+
+def _by_key(connection: Connection, key: SubmissionKey) -> Job | None:
+    named = select(keys.c.job_id).where(keys.c.owner == key.owner, keys.c.key == key.text)
+    job_id = connection.execute(named).scalar()
+    return None if job_id is None else get_job(connection, job_id)

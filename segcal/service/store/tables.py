@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-VERSION = 1
+VERSION = 2
 """Of the tables below. A change to them needs the next number and its steps in `versions.MIGRATIONS`."""
 
 
@@ -69,7 +69,6 @@ jobs = Table(
     Column("kind", String(16), nullable=False),
     Column("batch", PlainText, nullable=False),
     Column("submitted_by", PlainText, nullable=False),
-    Column("key", PlainText),
     Column("created", Float(53), nullable=False),
     Column("started", Float(53)),
     Column("finished", Float(53)),
@@ -84,7 +83,6 @@ jobs = Table(
     Column("message", PlainText, nullable=False, default=""),
     Column("request", JsonText, nullable=False),
     Column("result", JsonText, nullable=False),
-    UniqueConstraint("submitted_by", "key", name="segcal_jobs_key"),
     # The queue: the oldest that waits, how many wait, pages of one state.
     Index("segcal_jobs_state", "state", "id"),
     # PostgreSQL believes that waiting jobs lie among the others and walks the primary key to the first one, past
@@ -167,8 +165,19 @@ watched = Table(
     Column("folder", PlainText, primary_key=True),
     Column("case_name", PlainText, primary_key=True),
     Column("fingerprint", String(64), primary_key=True),
-    Column("job_id", String(40), ForeignKey("segcal_jobs.id"), nullable=False),
+    # None once the job was removed because of its age; the output stays taken.
+    Column("job_id", String(40), ForeignKey("segcal_jobs.id")),
     Column("taken", Float(53), nullable=False),
+    Index("segcal_watched_job", "job_id"),
+)
+
+keys = Table(
+    "segcal_keys",
+    metadata,
+    Column("owner", String(16), primary_key=True),
+    Column("key", PlainText, primary_key=True),
+    Column("job_id", String(40), ForeignKey("segcal_jobs.id"), nullable=False),
+    Index("segcal_keys_job", "job_id"),
 )
 
 workers = Table(

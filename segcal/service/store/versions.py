@@ -10,7 +10,29 @@ from segcal.service.errors import StoreError
 from segcal.service.store.database import Database
 from segcal.service.store.tables import VERSION, metadata, schema
 
-MIGRATIONS: Mapping[int, tuple[str, ...]] = {}
+MIGRATIONS: Mapping[int, tuple[str, ...]] = {
+    # Keys of submissions belong to a token, no longer to its name. Those of before are given to every token of the name
+    # that was valid then, as they had been. SQLite cannot drop the old column, so it stays, unused.
+    1: (
+        "CREATE TABLE segcal_keys (owner VARCHAR(16) NOT NULL, key TEXT NOT NULL, job_id VARCHAR(40) NOT NULL, "
+        "PRIMARY KEY (owner, key), FOREIGN KEY (job_id) REFERENCES segcal_jobs (id))",
+        "INSERT INTO segcal_keys (owner, key, job_id) SELECT '', key, id FROM segcal_jobs "
+        "WHERE key IS NOT NULL AND submitted_by = ''",
+        "INSERT INTO segcal_keys (owner, key, job_id) SELECT t.id, j.key, j.id FROM segcal_jobs j "
+        "JOIN segcal_tokens t ON t.name = j.submitted_by AND t.created <= j.created "
+        "AND (t.revoked IS NULL OR t.revoked >= j.created) WHERE j.key IS NOT NULL",
+        "CREATE INDEX segcal_keys_job ON segcal_keys (job_id)",
+        # A watched output stays known when its job is removed. SQLite changes no column in place.
+        "ALTER TABLE segcal_watched RENAME TO segcal_watched_1",
+        "CREATE TABLE segcal_watched (folder TEXT NOT NULL, case_name TEXT NOT NULL, fingerprint VARCHAR(64) NOT NULL, "
+        "job_id VARCHAR(40), taken FLOAT NOT NULL, PRIMARY KEY (folder, case_name, fingerprint), "
+        "FOREIGN KEY (job_id) REFERENCES segcal_jobs (id))",
+        "INSERT INTO segcal_watched (folder, case_name, fingerprint, job_id, taken) "
+        "SELECT folder, case_name, fingerprint, job_id, taken FROM segcal_watched_1",
+        "DROP TABLE segcal_watched_1",
+        "CREATE INDEX segcal_watched_job ON segcal_watched (job_id)",
+    ),
+}
 """SQL steps from a version to the next one, good for both databases."""
 
 

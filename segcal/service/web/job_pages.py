@@ -1,4 +1,4 @@
-"""Jobs: what waits, what runs and how far it is, what came out; a job can be cancelled here."""
+"""Jobs: what waits, what runs and how far it is, what came out; a job can be cancelled or tried again here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from segcal.report.wording import MEASURES, number
 from segcal.service.api.answers import ResultFile
 from segcal.service.api.auth import Caller, allowed
 from segcal.service.api.common import Text
+from segcal.service.api.context import Context
 from segcal.service.api.results import REPORTS, list_results
+from segcal.service.api.submission import try_again
 from segcal.service.errors import UnknownError
 from segcal.service.files import ServiceFiles
 from segcal.service.model import FINISHED, CalibratorRecord, Job, JobKind, JobState
@@ -25,7 +27,7 @@ JobId = Annotated[str, Path(pattern=r"^[0-9a-f]{24}$")]
 
 
 def job_routes(store: Store, files: ServiceFiles) -> APIRouter:
-    """GET /jobs and /jobs/{id}, POST /jobs/{id}/cancel."""
+    """GET /jobs and /jobs/{id}, POST /jobs/{id}/cancel and /jobs/{id}/retry."""
     routes = APIRouter(route_class=PageRoute, include_in_schema=False)
 
     @routes.get("/jobs")
@@ -75,6 +77,13 @@ def job_routes(store: Store, files: ServiceFiles) -> APIRouter:
     @routes.post("/jobs/{job_id}/cancel")
     def cancel(job_id: JobId, _caller: Annotated[Caller, Depends(allowed("submit"))]) -> RedirectResponse:
         store.jobs.cancel(job_id)
+        return RedirectResponse(f"/jobs/{job_id}", status_code=303)
+
+    @routes.post("/jobs/{job_id}/retry")
+    def retry(
+        job_id: JobId, context: Context, _caller: Annotated[Caller, Depends(allowed("submit"))]
+    ) -> RedirectResponse:
+        try_again(job_id, context)
         return RedirectResponse(f"/jobs/{job_id}", status_code=303)
 
     return routes

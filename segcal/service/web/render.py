@@ -10,17 +10,17 @@ from urllib.parse import urlencode
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
 from segcal import __version__
 from segcal.errors import SegcalError
-from segcal.report.render import code
-from segcal.report.wording import DASH, count, listing
+from segcal.report.render import page_environment
+from segcal.report.wording import DASH
 from segcal.service.api.auth import Caller
 from segcal.service.api.problems import kind_of
-from segcal.service.model import FINISHED, Scope
+from segcal.service.model import FINISHED, REPEATABLE, Scope
 from segcal.service.web import wording
 
 
@@ -78,22 +78,14 @@ def _text(template: str, *, caller: Caller | None, **values: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("segcal.service.web", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = page_environment("segcal.service.web")
     words = ("percent", "plain", "signed", "moment", "duration", "file_size", "short_hash", "setting")
     environment.filters |= {name: getattr(wording, name) for name in words}
-    environment.filters |= {"code": code, "listing": listing}
     environment.globals |= {
-        "count": count,
         "address": address,
         "DASH": DASH,
         "FINISHED": FINISHED,
+        "REPEATABLE": REPEATABLE,
         "KINDS": wording.KIND_WORDS,
         "STATES": wording.STATE_WORDS,
         "STATE_BADGES": wording.STATE_BADGES,

@@ -54,7 +54,7 @@ def link_output(source: Path, request: CaseRequest, job: JobFolder, roots: Roots
     for name, path in wanted.items():
         if not path.is_file():
             raise MissingFileError(
-                f"{request.case}: {name} is gone from the watched folder; put it back and submit `apply` on the folder"
+                f"{request.case}: {name} is gone from the watched folder; put it back and try the job again"
             )
         check_self_contained(path, name)
     wanted |= {name: allowed.allow(source / name) for name in DOCUMENTS if (source / name).is_file()}
