@@ -10,7 +10,18 @@ import typer
 from segcal.errors import UsageError
 from segcal.types import AppliedPooling, Kind
 
-from .common import DIFFERING, DebugOption, DeviceOption, JsonOption, Output, QuietOption, example
+from .common import (
+    DIFFERING,
+    DebugOption,
+    DeviceOption,
+    ForceKindOption,
+    JsonOption,
+    KeepGoingOption,
+    Output,
+    QuietOption,
+    ResumeOption,
+    example,
+)
 from .scaling import SchedulerOption, WorkersOption, chosen_workers
 
 # Imported when the command runs, so that its help does not wait for torch.
@@ -61,11 +72,9 @@ def apply(
     case: CaseOption = None,
     confidence: Annotated[bool, typer.Option("--confidence", help="Also write the largest probability.")] = False,
     entropy: Annotated[bool, typer.Option("--entropy", help="Also write the entropy in nats.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a run: finished cases are skipped.")] = False,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Leave a broken case out, list it at the end, exit 1.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Apply a method that needs logits to probabilities.")] = False,
+    resume: ResumeOption = False,
+    keep_going: KeepGoingOption = False,
+    force: ForceKindOption = False,
     workers: WorkersOption = None,
     scheduler: SchedulerOption = None,
     device: DeviceOption = "auto",

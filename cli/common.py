@@ -51,6 +51,11 @@ DebugOption = Annotated[
     bool, typer.Option("--debug", callback=_remember_debug, is_eager=True, help="Show the traceback of an error.")
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps; auto takes the fastest.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue a run: finished cases are skipped.")]
+KeepGoingOption = Annotated[
+    bool, typer.Option("--keep-going", help="Leave a broken case out, list it at the end, exit 1.")
+]
+ForceKindOption = Annotated[bool, typer.Option("--force", help="Apply a method that needs logits to probabilities.")]
 
 
 DIFFERING = "members calibrated one by one: in {:,} voxels the mean names another class than the segmentation"

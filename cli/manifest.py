@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from segcal.errors import UsageError
 from segcal.types import Kind
 
 from .common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, epilog, sub_app
+from .manifest_file import ReplaceOption, check_free
 
 app = sub_app("Make a manifest from folders of predictions; check one.")
 
@@ -47,7 +47,7 @@ def scan(
     ] = None,
     axes: Annotated[str, typer.Option(help="Order of the axes in .npz members: czyx, cxyz or cyx.")] = "czyx",
     name: Annotated[str | None, typer.Option(help="Name of the dataset; otherwise that of the folder.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a manifest that is already there.")] = False,
+    force: ReplaceOption = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -55,8 +55,7 @@ def scan(
     """Write a manifest: files are matched by name, classes come from nnU-Net's dataset.json when there is one."""
     from segcal.manifest_scan import scan as scan_folders
 
-    if out.exists() and not force:
-        raise UsageError(f"{out}: already there; give another --out, or --force to replace it")
+    check_free(out, replace=force)
     output = Output(json=json, quiet=quiet)
     found = scan_folders(
         [*member, *(more or [])],

@@ -13,7 +13,20 @@ import typer
 from segcal.errors import UsageError
 from segcal.types import AppliedPooling
 
-from .common import DIFFERING, DebugOption, DeviceOption, JsonOption, Output, QuietOption, epilog, sub_app
+from .common import (
+    DIFFERING,
+    DebugOption,
+    DeviceOption,
+    ForceKindOption,
+    JsonOption,
+    KeepGoingOption,
+    Output,
+    QuietOption,
+    ResumeOption,
+    epilog,
+    sub_app,
+)
+from .manifest_file import ReplaceOption, check_free
 
 app = sub_app("Work with nnU-Net's folders and models.")
 
@@ -46,11 +59,9 @@ def postprocess(
         Path | None, typer.Option(metavar="FILE", help="nnU-Net's dataset.json, when the folder has none.")
     ] = None,
     dtype: Annotated[Literal["float32", "float16"], typer.Option(help="Type of the stored maps.")] = "float32",
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a run: finished cases are skipped.")] = False,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Leave a broken case out, list it at the end, exit 1.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Apply a method that needs logits to probabilities.")] = False,
+    resume: ResumeOption = False,
+    keep_going: KeepGoingOption = False,
+    force: ForceKindOption = False,
     device: DeviceOption = "auto",
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -103,7 +114,7 @@ def collect(
     splits: Annotated[
         Path | None, typer.Option(metavar="FILE", help="splits_final.json, to check what each fold was trained on.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a manifest that is already there.")] = False,
+    force: ReplaceOption = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -111,8 +122,7 @@ def collect(
     """Make a manifest of the cross-validation's predictions, each by the fold that did not train on the case."""
     from segcal.nnunet.collect import collect_out_of_fold
 
-    if out.exists() and not force:
-        raise UsageError(f"{out}: already there; give another --out, or --force to replace it")
+    check_free(out, replace=force)
     output = Output(json=json, quiet=quiet)
     found = collect_out_of_fold(model_folder, labels=labels, out=out, splits=splits)
     manifest = found.manifest.save(out)
@@ -283,9 +293,7 @@ def predict(
             "--continue_prediction", "--resume", help="Skip cases finished with this calibrator, model and options."
         ),
     ] = False,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Leave a broken case out, list it at the end, exit 1.")
-    ] = False,
+    keep_going: KeepGoingOption = False,
     force: Annotated[bool, typer.Option("--force", help="Apply a calibrator in spite of a difference.")] = False,
     checkpoint: CheckpointOption = "checkpoint_final.pth",
     disable_tta: DisableTtaOption = False,

@@ -6,8 +6,9 @@ none of the heavy libraries.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from segcal.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from segcal.evaluation.run import evaluate
@@ -20,24 +21,15 @@ __version__ = "0.1.0"
 
 __all__ = ["FittedCalibrator", "Manifest", "__version__", "evaluate", "fit", "fit_many", "load_calibrator", "study"]
 
-_HOME = {
-    "FittedCalibrator": "segcal.fitted",
-    "Manifest": "segcal.manifest",
-    "evaluate": "segcal.evaluation.run",
-    "fit": "segcal.fitting.run",
-    "fit_many": "segcal.fitting.run",
-    "load_calibrator": "segcal.fitted",
-    "study": "segcal.evaluation.study",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "FittedCalibrator": "fitted",
+        "Manifest": "manifest",
+        "evaluate": "evaluation.run",
+        "fit": "fitting.run",
+        "fit_many": "fitting.run",
+        "load_calibrator": "fitted",
+        "study": "evaluation.study",
+    },
+)

@@ -91,8 +91,15 @@ class CalibratorInfo(BaseModel):
                 "Install the version that wrote it, or fit again."
             )
         try:
-            return cls.model_validate(values)
+            info = cls.model_validate(values)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"])
             raise FileFormatError(f"{source}: metadata field `{where}`: {first['msg']}") from None
+        try:
+            info.to_json()
+        except ValueError:  # Python reads NaN and 1e999, which no JSON may hold
+            raise FileFormatError(
+                f"{source}: the metadata hold a number that is not finite; the file was altered, fit again"
+            ) from None
+        return info

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from segcal.calibrator_info import CalibratorInfo
 from segcal.calibrators import CALIBRATORS, Calibrator
-from segcal.calibrators.base import Array, as_tensor, check_floating
+from segcal.calibrators.base import Array, Preserves, as_tensor, check_floating
 from segcal.cases import CaseData
 from segcal.compatibility import check_compatible
 from segcal.errors import FileFormatError, MissingFileError, ParameterError
@@ -24,7 +24,7 @@ from segcal.io.atomic import atomic_write
 from segcal.manifest import Manifest
 from segcal.preserve import keep_decision
 from segcal.regions import RegionCalibrator
-from segcal.types import AppliedPooling, Box
+from segcal.types import AppliedPooling, Box, Pooling
 
 MAX_FILE_BYTES = 1 << 30
 METADATA_KEY = "segcal"
@@ -154,9 +154,16 @@ def load_calibrator(path: str | os.PathLike[str]) -> FittedCalibrator:
     if info.method not in CALIBRATORS:
         raise FileFormatError(f"{path}: method `{info.method}` is unknown here; known are {', '.join(CALIBRATORS)}")
     try:
-        return FittedCalibrator(_calibrator(info, tensors), info)
+        calibrator = _calibrator(info, tensors)
     except ParameterError as error:
         raise FileFormatError(f"{path}: {error}") from None
+    _check_promises(path, info, calibrator.preserves)
+    return FittedCalibrator(calibrator, info)
+
+
+def is_translation_invariant(method: str, pooling: Pooling, *, regions: bool) -> bool:
+    """Of the pipeline: pooled probabilities and log-odds of regions have no arbitrary offset (METHODS 1)."""
+    return CALIBRATORS[method].translation_invariant or pooling == "probabilities" or regions
 
 
 def read_calibrator_file(path: Path) -> tuple[CalibratorInfo, dict[str, Tensor]]:
@@ -192,6 +199,18 @@ def _calibrator(info: CalibratorInfo, tensors: dict[str, Tensor]) -> Calibrator 
         channels.append(method.from_tensors(own))
         _check_classes(channels[-1], 2)
     return RegionCalibrator(tuple(channels))
+
+
+def _check_promises(path: Path, info: CalibratorInfo, preserves: Preserves) -> None:
+    """What the metadata promise follows from the method; a file that says otherwise was altered."""
+    invariant = is_translation_invariant(info.method, info.pooling, regions=info.regions)
+    for field, really in (("preserves", preserves), ("translation_invariant", invariant)):
+        declared = getattr(info, field)
+        if declared != really:
+            raise FileFormatError(
+                f"{path}: metadata field `{field}` is {declared!r}, but {info.method} on pooled {info.pooling} is "
+                f"{really!r}; the file was altered, fit again"
+            )
 
 
 def _check_classes(calibrator: Calibrator, n_classes: int) -> None:

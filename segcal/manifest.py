@@ -16,7 +16,7 @@ from segcal.errors import ManifestError, UsageError
 from segcal.io.atomic import write_text_atomic
 from segcal.io.members import Axes
 from segcal.manifest_models import ManifestCase, ManifestPart, Name, PredictionInfo, Region, Split
-from segcal.manifest_rules import check_cases, check_channels, check_splits, nearest
+from segcal.manifest_rules import check_cases, check_channels, check_member_files, check_splits, nearest
 from segcal.manifest_text import read_mapping, validation_message
 from segcal.splits import draw_partitions, draw_split
 from segcal.types import Kind
@@ -71,6 +71,7 @@ class Manifest(ManifestPart):
     def _check_together(self) -> Self:
         check_channels(self.classes, self.regions, self.regions_class_order, self.ignore_label)
         check_cases(self.cases)
+        check_member_files(self.cases)
         check_splits(self.splits, self.cases)
         self._by_id.update((case.id, case) for case in self.cases)
         return self

@@ -67,7 +67,7 @@ def check_manifest(
         if on_finding is not None:
             on_finding(found)
 
-    for finding in _repeated_files(manifest):
+    for finding in _repeated_labels(manifest):
         report(finding)
     seen: set[int] = set()
     orientations: list[Orientation] = []
@@ -86,16 +86,10 @@ def check_manifest(
     return CheckReport(tuple(findings), len(manifest.cases), n_files)
 
 
-def _repeated_files(manifest: Manifest) -> Iterator[Finding]:
-    """The same file in two places is a slip of the hand: as two members, or as the prediction of two cases."""
+def _repeated_labels(manifest: Manifest) -> Iterator[Finding]:
+    """One label for two cases may be meant; one member file for two cases never is, and no such manifest loads."""
     first_use: dict[str, str] = {}
     for case in manifest.cases:
-        for file in case.members:
-            other = first_use.setdefault(file, case.id)
-            if other != case.id or case.members.count(file) > 1:
-                where = f"also a member of {other}" if other != case.id else "listed more than once in this case"
-                text = f"{where}; every member of every case is a file of its own. Correct the path."
-                yield Finding("repeated_file", "fatal", case.id, file, text)
         if case.label is not None:
             other = first_use.setdefault(case.label, case.id)
             if other != case.id:

@@ -80,6 +80,21 @@ def check_cases(cases: Sequence[ManifestCase]) -> None:
         )
 
 
+def check_member_files(cases: Sequence[ManifestCase]) -> None:
+    """No member file stands in two places: that is a slip of the hand which nothing later would notice."""
+    first_use: dict[str, str] = {}
+    for index, case in enumerate(cases):
+        for file in case.members:
+            if file in first_use:
+                other = first_use[file]
+                where = "is listed twice" if other == case.id else f"is also a member of {other}"
+                raise ValueError(
+                    f"cases[{index}].members: {file!r} {where}; every member of every case is a file of its own. "
+                    "Correct the path"
+                )
+            first_use[file] = case.id
+
+
 def check_splits(splits: Sequence[Split], cases: Sequence[ManifestCase]) -> None:
     """Every split names labelled cases of the manifest, each at most once, and keeps subjects together."""
     by_id = {case.id: case for case in cases}

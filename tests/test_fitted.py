@@ -229,6 +229,43 @@ def test_parameters_that_do_not_belong_to_the_method(tmp_path: Path) -> None:
             load_calibrator(with_metadata(tmp_path / "a.safetensors", changed(), tensors))
 
 
+def test_parameters_that_single_precision_cannot_multiply(tmp_path: Path) -> None:
+    tensors = make_fitted("cms_ap").calibrator.tensors()  # type: ignore[union-attr]
+    tensors = {"A": tensors["A"] * 1e308, "beta": tensors["beta"]}
+    path = with_metadata(tmp_path / "a.safetensors", make_fitted("cms_ap").info.to_json(), tensors)
+    with pytest.raises(FileFormatError, match=r"`A` holds values up to 1e\+308, expected at most 1e\+30"):
+        load_calibrator(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("fit_nll", "1e999"), ("reference_statistics", '{"free_energy_mean": [NaN]}')]
+)
+def test_metadata_with_a_number_that_is_not_finite(field: str, value: str, tmp_path: Path) -> None:
+    path = with_metadata(tmp_path / "a.safetensors", changed(**{field: "PLACE"}).replace('"PLACE"', value))
+    with pytest.raises(FileFormatError, match=r"a\.safetensors: the metadata hold a number that is not finite"):
+        load_calibrator(path)
+
+
+@pytest.mark.parametrize(
+    ("method", "field", "declared", "really"),
+    [
+        ("cms_ap", "preserves", None, "'argmax'"),
+        ("cms_ap", "preserves", "order", "'argmax'"),
+        ("dc", "preserves", "argmax", "None"),
+        ("ms", "translation_invariant", True, "False"),
+        ("dc", "translation_invariant", False, "True"),
+    ],
+)
+def test_metadata_that_promise_what_the_method_does_not(
+    method: str, field: str, declared: object, really: str, tmp_path: Path
+) -> None:
+    fitted = make_fitted(method)
+    altered = FittedCalibrator(fitted.calibrator, fitted.info.model_copy(update={field: declared}))
+    altered.save(tmp_path / "a.safetensors")
+    with pytest.raises(FileFormatError, match=rf"metadata field `{field}` is {declared!r}, but {method}.* is {really}"):
+        load_calibrator(tmp_path / "a.safetensors")
+
+
 def test_parameters_for_another_number_of_classes(tmp_path: Path) -> None:
     tensors = make_fitted("dc", classes=("a", "b", "c", "d")).calibrator.tensors()  # type: ignore[union-attr]
     text = make_fitted("dc", classes=("a", "b", "c")).info.to_json()

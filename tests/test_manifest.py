@@ -165,6 +165,14 @@ ALL_IDS = ["case_0", "case_1", "case_2"]
 FAULTS: dict[str, tuple[object, str]] = {
     "duplicate id": (_with_case(2, id="case_0"), r"cases: 'case_0' stands at \[0\] and at \[2\]"),
     "unequal members": (_with_case(1, members=["a.npz"]), r"cases\[1\].members: case_1 has 1 member, 2 of 3 .* have 2"),
+    "a member twice": (
+        _with_case(1, members=["a.npz", "./a.npz"]),
+        r"cases\[1\].members: 'a.npz' is listed twice; every member of every case is a file of its own",
+    ),
+    "a member of two cases": (
+        _with_case(1, members=["member_0/case_0.npz", "member_1/case_1.npz"]),
+        r"cases\[1\].members: 'member_0/case_0.npz' is also a member of case_0; every member",
+    ),
     "no members": (_with_case(1, members=[]), r"cases\[1\].members: the list is empty"),
     "unknown id in split": (content(splits=[{"test": ["case_9"]}]), r"splits\[0\].test: there is no case 'case_9'"),
     "overlap": (

@@ -211,6 +211,27 @@ def test_probabilities_that_do_not_sum_to_one_are_refused_unless_they_are_region
         pooled([Member(zeros, "probabilities")], "logits")
 
 
+@pytest.mark.parametrize(("excess", "fine"), [(0.008, True), (0.012, False), (-0.008, True), (-0.012, False)])
+def test_probabilities_may_miss_one_by_a_hundredth(excess: float, fine: bool) -> None:
+    values = np.full((3, 2, 2, 2), 1 / 3, dtype=np.float32)
+    values[1] += excess
+    if fine:
+        assert pooled([Member(values, "probabilities")], "logits").logits.isfinite().all()
+        return
+    with pytest.raises(DataError, match=r"sum to 1 ± 0\.012"):
+        pooled([Member(values, "probabilities")], "logits")
+
+
+@pytest.mark.parametrize(("value", "fine"), [(1.0009, True), (1.0011, False), (-0.0009, True), (-0.0011, False)])
+def test_a_probability_may_leave_0_to_1_by_a_thousandth(value: float, fine: bool) -> None:
+    values = np.full((2, 2, 2, 2), value, dtype=np.float32)
+    if fine:
+        assert pooled([Member(values, "probabilities")], "logits", regions=True).logits.isfinite().all()
+        return
+    with pytest.raises(DataError, match="expected 0 to 1"):
+        pooled([Member(values, "probabilities")], "logits", regions=True)
+
+
 def test_half_precision_probabilities_of_many_classes_pass() -> None:
     values = softmax(np.random.default_rng(0).normal(size=(100, 2, 3, 4)), axis=0).astype(np.float16)
     assert pooled([Member(values, "probabilities")], "probabilities").logits.isfinite().all()

@@ -19,6 +19,9 @@ from segcal.volumes import empty_volume
 Preserves: TypeAlias = Literal["order", "argmax"] | None
 Array = TypeVar("Array", Tensor, NDArray[np.floating])
 
+MOST_PARAMETER = 1e30
+"""Largest parameter that may be read: its product with any real logit still fits into single precision."""
+
 
 class Calibrator(ABC):
     """A fitted map from pooled logits to calibrated probabilities.
@@ -197,4 +200,9 @@ def expect_tensor(tensors: Mapping[str, Tensor], name: str, shape: tuple[int | N
         raise ParameterError(f"{method}: parameter `{name}` has shape {tuple(value.shape)}, expected {shape}")
     if not bool(torch.isfinite(value).all()):
         raise ParameterError(f"{method}: parameter `{name}` holds values that are not finite")
+    if value.numel() and float(value.abs().max()) > MOST_PARAMETER:
+        raise ParameterError(
+            f"{method}: parameter `{name}` holds values up to {float(value.abs().max()):g}, expected at most "
+            f"{MOST_PARAMETER:g}; fit again"
+        )
     return value

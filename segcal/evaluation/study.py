@@ -20,7 +20,7 @@ import segcal
 from segcal.case_map import CaseMap, in_process
 from segcal.data_hash import data_hash
 from segcal.device import resolve_device
-from segcal.errors import OutputError, UsageError
+from segcal.errors import UsageError
 from segcal.evaluation.measure import MeasuredCase
 from segcal.evaluation.pictures import CasePicture
 from segcal.evaluation.pipelines import Pipeline, baselines, calibrated_pipeline
@@ -40,7 +40,7 @@ from segcal.evaluation.work import MeasureWork
 from segcal.fitted import FittedCalibrator, load_calibrator
 from segcal.fitting.run import fit_many
 from segcal.io.archive import read_npz_array, read_npz_header
-from segcal.io.atomic import remove_unfinished, write_text_atomic
+from segcal.io.atomic import check_folder, remove_unfinished, write_text_atomic
 from segcal.manifest import Manifest, Split
 from segcal.metrics import MetricSettings
 from segcal.settings import PipelineSettings
@@ -280,10 +280,7 @@ def _open_folder(out: Path, identity: Mapping[str, Any], *, resume: bool) -> Non
             )
         remove_unfinished(out)
         return
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{out}: cannot be made ({error})") from None
+    check_folder(out)
     write_text_atomic(path, text)
 
 

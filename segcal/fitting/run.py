@@ -21,7 +21,7 @@ from segcal.case_map import CaseMap, in_process
 from segcal.data_hash import data_hash
 from segcal.device import resolve_device
 from segcal.errors import DataError, MismatchError, UsageError
-from segcal.fitted import FittedCalibrator
+from segcal.fitted import FittedCalibrator, is_translation_invariant
 from segcal.fitting.exact import KKT_PROMISE
 from segcal.fitting.gather import Gathered, SampleSizes, gather
 from segcal.fitting.gradient_work import GradientWork
@@ -210,8 +210,7 @@ class _FitRun:
         )
 
     def _translation_invariant(self, name: str) -> bool:
-        """Of the pipeline: pooled probabilities and log-odds of regions have no arbitrary offset."""
-        return CALIBRATORS[name].translation_invariant or self.pooling == "probabilities" or self.manifest.has_regions
+        return is_translation_invariant(name, self.pooling, regions=self.manifest.has_regions)
 
     def _gather(self, ids: Sequence[str], stage: str) -> Gathered:
         chosen = self.pipelines.values()

@@ -32,6 +32,9 @@ _INFLATE_ERRORS = (cast(type[Exception], igzip_lib.error), EOFError)
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
     """Open a file for reading; what the system says about it becomes one of our errors."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        # Opening a pipe would wait for whoever writes to it, perhaps for ever.
+        raise FileFormatError(f"{path}: is neither a file nor a link to one (a pipe or a device?); name a real file.")
     try:
         file = path.open("rb")
     except FileNotFoundError as error:

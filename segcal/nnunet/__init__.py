@@ -6,7 +6,9 @@ Importing this package imports nothing of nnU-Net. `postprocess` and `collect` w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from segcal.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from segcal.nnunet.hook import calibrated_export
@@ -14,10 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CalibratedPredictor", "calibrated_export", "calibrated_probabilities"]
 
-
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{'hook' if name == 'calibrated_export' else 'predictor'}"), name)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {"CalibratedPredictor": "predictor", "calibrated_export": "hook", "calibrated_probabilities": "predictor"},
+)

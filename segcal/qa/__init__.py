@@ -5,8 +5,9 @@ The names below are loaded when they are first used: who only shows results need
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from segcal.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from segcal.qa.results import QaResult
@@ -15,17 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["QaResult", "QaSettings", "load_qa_settings", "run_qa"]
 
-_HOME = {
-    "QaResult": "segcal.qa.results",
-    "QaSettings": "segcal.qa.settings",
-    "load_qa_settings": "segcal.qa.settings",
-    "run_qa": "segcal.qa.run",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {"QaResult": "results", "QaSettings": "settings", "load_qa_settings": "settings", "run_qa": "run"},
+)

@@ -136,16 +136,18 @@ def test_identity_and_multiples_of_it_cost_nothing_off_the_diagonal(cls: Cone, n
     assert theta @ cls.design(n_classes).off_diagonal @ theta == pytest.approx(0, abs=1e-14)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["torch", "compiled"])
 @BOTH
-def test_a_decision_that_trails_counts_as_level(cls: Cone) -> None:
-    """A deployed decision may trail by a rounding error; its expert then sees a margin of 0, never a negative one."""
+def test_a_decision_that_trails_counts_as_level(cls: Cone, dtype: torch.dtype) -> None:
+    """A deployed decision may trail; its expert then sees a margin or gap of 0, never a negative one."""
     slope, beta = draw_parameters(3, seed=0)
     calibrator = cls(torch.tensor(slope), torch.tensor(beta))
-    trailing = torch.tensor([[1.0 + 1e-4, 1.0, -2.0]], dtype=torch.float64)
-    level = torch.tensor([[1.0, 1.0, -2.0]], dtype=torch.float64)
+    trailing = torch.tensor([[1.5, 1.0, -2.0]], dtype=dtype)
+    # By class the last one is 3 behind the decision; by rank it is 3.5 behind the class before it.
+    level = torch.tensor([[1.0, 1.0, -2.0 if cls is ArgmaxConeScaling else -2.5]], dtype=dtype)
     decision = torch.tensor([1])
     found = calibrator.log_probs(trailing, decision)
-    torch.testing.assert_close(found, calibrator.log_probs(level, decision), rtol=0, atol=1e-3)
+    torch.testing.assert_close(found, calibrator.log_probs(level, decision), rtol=0, atol=1e-6)
     assert int(found.argmax()) == 1
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from segcal.errors import SettingsError, UsageError
+from segcal.errors import OutputError, SettingsError, UsageError
 from segcal.evaluation.plan import resized, study_splits
 from segcal.evaluation.study import study
 from segcal.evaluation.study_settings import StudySettings, load_study_settings
@@ -74,6 +74,12 @@ def test_a_folder_with_a_study_is_refused_without_resume_and_with_other_settings
         study(phantom, SMALL, finished, device=CPU)
     with pytest.raises(UsageError, match="other data, settings"):
         study(phantom, SMALL.changed(seed=1), finished, resume=True, device=CPU)
+
+
+def test_a_folder_that_cannot_be_made_is_said_at_once_and_in_words(phantom: Manifest, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    with pytest.raises(OutputError, match=r"cannot be a folder, .*file is a file; choose another path"):
+        study(phantom, SMALL, tmp_path / "file", device=CPU)
 
 
 def test_resuming_a_finished_study_fits_and_measures_nothing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import tracemalloc
 import zipfile
@@ -411,3 +412,16 @@ def test_the_fingerprint_follows_the_content(tmp_path: Path, logits: np.ndarray[
     logits[0, 0, 0, 0] += 1
     write_npz(path, {"logits": logits})
     assert npz_fingerprint(path) != first
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are of POSIX")
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.npz")
+    # Were it opened, this would hang: hold a writer so that opening returns and the test fails instead.
+    writer = os.open(tmp_path / "a.npz", os.O_RDWR | os.O_NONBLOCK)
+    os.write(writer, b"PK")
+    try:
+        with pytest.raises(FileFormatError, match=r"a\.npz: is neither a file nor a link to one"):
+            read_npz_header(tmp_path / "a.npz")
+    finally:
+        os.close(writer)

@@ -69,3 +69,12 @@ def test_wrong_calls_are_explained(root: Path, arguments: tuple[str, ...], code:
     assert result.exit_code == code
     assert said in result.stderr
     assert not (root / "qa").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_any_case_is_read(root: Path) -> None:
+    (root / "file").write_text("in the way", encoding="utf-8")
+    command = ("qa", root / "manifest.yaml", "--calibrator", root / "ts.safetensors", "--out", root / "file")
+    result = segcal(*command)
+    assert result.exit_code == 1
+    assert "cannot be a folder" in result.stderr
+    assert "qa: " not in result.stderr, "cases were looked at for a result that cannot be kept"

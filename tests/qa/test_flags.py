@@ -1,0 +1,71 @@
+"""Flags: a number on its threshold is fine, one just beyond it is not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from segcal.qa.case import ClassQa, QaCase
+from segcal.qa.expectation import ClassSums
+from segcal.qa.flags import case_flags
+from segcal.qa.members import VolumeSpread
+from segcal.qa.settings import QaSettings
+
+SETTINGS = QaSettings()
+FINE = QaCase(
+    case_id="a",
+    classes=(),
+    expected_dsc=1.0,
+    boundary_confidence=1.0,
+    member_dice=1.0,
+    disagreement=0.0,
+    outlyingness={},
+    voxel_ml=None,
+)
+
+
+def codes(**changes: Any) -> list[str]:
+    return [flag.code for flag in case_flags(replace(FINE, **changes), SETTINGS)]
+
+
+@pytest.mark.parametrize(
+    ("number", "threshold", "beyond", "code"),
+    [
+        ("expected_dsc", SETTINGS.min_expected_dsc, -math.inf, "low_expected_dsc"),
+        ("boundary_confidence", SETTINGS.min_boundary_confidence, -math.inf, "unsure_boundary"),
+        ("member_dice", SETTINGS.min_member_dice, -math.inf, "low_member_dice"),
+        ("disagreement", SETTINGS.max_disagreement, math.inf, "members_disagree"),
+    ],
+)
+def test_a_number_on_its_threshold_is_no_flag(number: str, threshold: float, beyond: float, code: str) -> None:
+    assert codes(**{number: threshold}) == []
+    assert codes(**{number: math.nextafter(threshold, beyond)}) == [code]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_outlyingness_counts_on_both_sides(sign: int) -> None:
+    limit = SETTINGS.max_outlyingness
+    assert limit is not None
+    assert codes(outlyingness={"confidence_mean": sign * limit}) == []
+    assert codes(outlyingness={"confidence_mean": sign * math.nextafter(limit, math.inf)}) == [
+        "unusual_confidence_mean"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sums", "found"),
+    [
+        (ClassSums(hard=0, expected=10.0, overlap=0.0), []),
+        (ClassSums(hard=0, expected=10.001, overlap=0.0), ["missed_class"]),
+        (ClassSums(hard=100, expected=100.0, overlap=75.0), []),
+        (ClassSums(hard=100, expected=100.0, overlap=74.9), ["low_class_dsc"]),
+        (ClassSums(hard=100, expected=115.0, overlap=100.0), []),
+        (ClassSums(hard=100, expected=115.1, overlap=100.0), ["volume_gap"]),
+        (ClassSums(hard=100, expected=84.9, overlap=84.9), ["volume_gap"]),
+    ],
+)
+def test_volumes_and_classes_have_their_own_thresholds(sums: ClassSums, found: list[str]) -> None:
+    assert codes(classes=(ClassQa("k", sums, 1.0, VolumeSpread((100.0, 100.0))),)) == found
