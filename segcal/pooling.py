@@ -33,6 +33,10 @@ RANGE_TOLERANCE = 1e-3
 SUM_TOLERANCE = 1e-2
 """How far from 1 the stored probabilities of a voxel may sum: half precision with many classes."""
 
+MOST_LOGIT = 1e7
+"""Largest logit that is believed, a hundred times what half precision holds. Its product with any parameter a
+calibrator may have stays within single precision, so that finite files never become maps of NaN."""
+
 # Probabilities are summed as multiples of 2^-116: float32 then reaches down to e^-167 instead of e^-87, and sums
 # of up to 2^11 members stay finite. A power of two costs no rounding.
 _SCALE_BITS = 116
@@ -279,6 +283,11 @@ def _check_values(part: Tensor, member: Member, *, regions: bool) -> None:
             "Predict this case again; a network that diverged in training writes such files without an error."
         )
     if member.kind == "logits":
+        if max(-low, high) > MOST_LOGIT:
+            raise DataError(
+                f"{member.path}: holds logits from {low:.4g} to {high:.4g}, expected at most {MOST_LOGIT:g} in either "
+                "direction. A network that diverged in training writes such files; train it again, or leave it out."
+            )
         return
     if low < -RANGE_TOLERANCE or high > 1 + RANGE_TOLERANCE:
         raise DataError(

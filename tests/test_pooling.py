@@ -193,6 +193,19 @@ def test_values_that_are_not_finite_are_refused_and_the_file_is_named(bad: float
         pooled(members, "logits")
 
 
+@pytest.mark.parametrize(("dtype", "huge"), [(np.float32, 3e38), (np.float32, -1.1e7), (np.float64, 1e300)])
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_logits_that_no_network_means_are_refused_before_they_overflow(
+    dtype: Any, huge: float, pooling: Pooling
+) -> None:
+    members = drawn(1, "logits", dtype, regions=False, n_members=2)
+    members[0].values[1, 2, 3, 4] = 6e4  # what half precision holds is believed
+    assert torch.isfinite(pooled(members, pooling).logits).all()
+    members[1].values[1, 2, 3, 4] = huge
+    with pytest.raises(DataError, match=r"member_1\.npz: holds logits from .* expected at most 1e\+07"):
+        pooled(members, pooling)
+
+
 def test_logits_declared_as_probabilities_are_refused() -> None:
     members = [Member(m.values, "probabilities", path=m.path) for m in drawn(1, "logits", np.float32, regions=False)]
     for regions in (False, True):

@@ -20,7 +20,8 @@ Preserves: TypeAlias = Literal["order", "argmax"] | None
 Array = TypeVar("Array", Tensor, NDArray[np.floating])
 
 MOST_PARAMETER = 1e30
-"""Largest parameter that may be read: its product with any real logit still fits into single precision."""
+"""Largest parameter that may be read: its product with any logit that is read (`segcal.pooling.MOST_LOGIT`)
+still fits into single precision."""
 
 
 class Calibrator(ABC):
