@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
+from segcal.calibrators.matrix import MatrixScaling
 from segcal.fitted import FittedCalibrator
 from segcal_cli.main import app
 from tests.apply_data import CLASSES, make_fitted, random_logits, rotated, temperature, write_manifest
@@ -246,15 +247,22 @@ def test_audit_in_json(root: Path) -> None:
     assert set(values["free_energy_std"]) == {"mean", "p25", "p50", "p75"}
 
 
-def test_audit_ends_with_1_when_a_declared_property_does_not_hold(root: Path) -> None:
-    honest = make_fitted("ms", SHIFTY, classes=CLASSES)
-    info = honest.info.model_copy(update={"translation_invariant": True, "preserves": "argmax"})
-    calibrator = saved(root, FittedCalibrator(honest.calibrator, info))
+def test_audit_ends_with_1_when_a_declared_property_does_not_hold(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MatrixScaling, "translation_invariant", True)
+    calibrator = saved(root, make_fitted("ms", SHIFTY, classes=CLASSES))
     result = segcal("audit", calibrator, root / "manifest.yaml", "--quiet")
 
     assert result.exit_code == 1
     assert "declared translation-invariant: DOES NOT HOLD" in result.stderr
-    assert "declared decision-preserving: DOES NOT HOLD" in result.stderr
+
+
+def test_a_file_that_declares_what_its_method_is_not_is_refused_before_it_is_audited(root: Path) -> None:
+    honest = make_fitted("ms", SHIFTY, classes=CLASSES)
+    info = honest.info.model_copy(update={"preserves": "argmax"})
+    result = segcal("audit", saved(root, FittedCalibrator(honest.calibrator, info)), root / "manifest.yaml")
+
+    assert result.exit_code == 1
+    assert "metadata field `preserves` is 'argmax'" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["apply", "audit"])

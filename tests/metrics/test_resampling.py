@@ -42,6 +42,17 @@ def test_a_subject_is_drawn_equally_often_in_every_repeat_that_tests_it() -> Non
     assert (totals == 4).all()
 
 
+def test_both_schemes_follow_the_seed() -> None:
+    subjects = [tuple("abcdefgh")]
+    for draw in (
+        lambda seed: draw_two_level([8], n_replicates=20, seed=seed),
+        lambda seed: draw_by_subject(subjects, n_replicates=20, seed=seed),
+    ):
+        first, again, other = (draw(seed).by_repeat[0].weights for seed in (0, 0, 1))
+        assert np.array_equal(first, again)
+        assert not np.array_equal(first, other)
+
+
 def test_products_do_not_depend_on_the_order_of_adding() -> None:
     rng = np.random.default_rng(0)
     weights = rng.integers(0, 5, (40, 300)).astype(np.float64)
