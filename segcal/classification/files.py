@@ -26,6 +26,9 @@ from segcal.errors import FileFormatError, MismatchError, ParameterError, UsageE
 from segcal.fitted import METADATA_KEY, read_calibrator_file
 from segcal.io.atomic import atomic_write
 
+NUMBERS_AT_ONCE = 1 << 22
+"""Scores and features that a method is given at a time: what it makes of them then stays small for any number of rows,
+which never depend on one another."""
 MAX_ROWS = "max_rows"
 """The setting of every method with features; see `MOST_FEATURE_ROWS`."""
 
@@ -53,7 +56,11 @@ class FittedMethod:
             MismatchError: other classes, or the other kind for a method that is not translation-invariant.
         """
         self.check(samples, classes)
-        return self.method.probabilities(samples)
+        found = torch.empty_like(samples.logits)
+        width = samples.n_classes + (0 if samples.features is None else samples.features.shape[1])
+        for part in torch.arange(samples.n_rows, device=found.device).split(max(NUMBERS_AT_ONCE // width, 1)):
+            found[part] = self.method.probabilities(samples.rows(part))
+        return found
 
     def check(self, samples: Samples, classes: Sequence[str] | None = None) -> None:
         """Raise MismatchError, naming the field, where these are not rows the method was fitted for."""

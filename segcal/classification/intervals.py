@@ -9,10 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from segcal.classification.error_intervals import DrawnError, difference_interval
 from segcal.classification.metrics import METRICS, measure
+from segcal.classification.metrics.calibration import plain_marginal_error
 from segcal.classification.metrics.rows import Floats, ScoredRows, Whole
 from segcal.classification.metrics.tables import row_brier, row_nll
-from segcal.classification.ranked import RANKED_ERRORS, replicate_foreign, replicate_ranked, replicate_runs
+from segcal.classification.ranked import (
+    PLAIN_MARGINAL,
+    RANKED_ERRORS,
+    replicate_foreign,
+    replicate_ranked,
+    replicate_runs,
+)
 from segcal.classification.resampling import ERRORS, Draws, Replicates, Units, replicate
 from segcal.errors import ParameterError
 from segcal.evaluation.summary import BootstrapSettings
@@ -21,10 +29,21 @@ from segcal.metrics.summary import json_number
 COMPARED = ("nll", "brier", "accuracy", "ece", "adaptive_ece", "classwise_ece")
 NOT_NEGATIVE = (*ERRORS, *RANKED_ERRORS)
 """Calibration errors: noise raises them, and more so on resampled rows."""
+PLAIN = {"debiased_ce": "adaptive_ece_2", "marginal_ce": PLAIN_MARGINAL}
+"""Debiased estimates, and the plain ones of the same truth that carry their intervals.
+
+Debiasing takes off the noise of the rows once, and resampled rows carry it twice: their debiased errors lie around the
+plain error, not around the debiased one.
+"""
 LOCAL_REASON = (
     "no interval: a row drawn twice is its own nearest neighbour, so drawn rows have other local errors than new ones; "
     "and no resampling holds for a largest value"
 )
+SPARSE_REASON = (
+    "no interval: a bin of a few rows counts as much as the fullest, and resampling does not know how far off it is"
+)
+WITHOUT_INTERVAL = {"mce": SPARSE_REASON, "ace": SPARSE_REASON}
+"""Errors whose intervals do not hold the truth (docs/classification_metrics.md)."""
 FEW_FOREIGN = "no interval: too few out-of-distribution rows to draw from"
 MOST_EMPTY = 0.01
 """Share of draws without a foreign (or a known) row above which there is no interval of their metrics."""
@@ -67,6 +86,7 @@ class RowBootstrap:
         self.values = {name: measure(rows, n_bins=n_bins) for name, rows in pipelines.items()}
         for name, rows in pipelines.items():
             self.values[name]["flip"] = float((rows.prediction != before).mean())
+            self.values[name][PLAIN_MARGINAL] = plain_marginal_error(rows, n_bins=n_bins)
         self._drawn = {name: _replicates(rows, before, draws, n_bins) for name, rows in pipelines.items()}
         for name, drawn in self._drawn.items():
             drawn.values.update(shifted(drawn.values, self._plain(pipelines[name], n_bins), self.values[name]))
@@ -74,26 +94,28 @@ class RowBootstrap:
     def estimate(self, pipeline: str, metric: str) -> dict[str, Any]:
         """The metric as summary.json has it: `mean` is the value on all rows.
 
-        Means over rows and AURC have percentile intervals. Calibration errors have basic ones, 2 value - quantiles cut
-        at 0, because resampled tables are noisier than the table itself; the percentile interval stands beside, and
-        `noise_limit`, which noise alone exceeds one time in twenty (at 95 %).
+        Means over rows and AURC have percentile intervals, calibration errors those of
+        segcal.classification.error_intervals and a `noise_limit`, which noise alone exceeds one time in twenty at 95 %.
         """
-        value = self.values[pipeline][metric]
-        found: dict[str, Any] = {"mean": json_number(value)}
-        low, high = self._quantiles(self._drawn[pipeline].values[metric])
+        found: dict[str, Any] = {"mean": json_number(self.values[pipeline][metric])}
+        if metric in WITHOUT_INTERVAL:
+            return {**found, "low": None, "high": None, "reason": WITHOUT_INTERVAL[metric]}
         if metric not in NOT_NEGATIVE:
+            low, high = self._quantiles(self._drawn[pipeline].values[metric])
             return {**found, "low": low, "high": high}
-        noise = self._drawn[pipeline].noise[metric]
-        limit = float(np.quantile(noise, self.how.confidence_level))
-        basic = {"low": max(2 * value - high, 0.0), "high": max(2 * value - low, 0.0)}
-        return {**found, **basic, "percentile": {"low": low, "high": high}, "noise_limit": json_number(limit)}
+        level = self.how.confidence_level
+        low, high = self._error(pipeline, metric).interval(level)
+        limit = float(np.quantile(self._drawn[pipeline].noise[metric], level))
+        return {**found, "low": low, "high": high, "noise_limit": json_number(limit)}
 
     def compare(self, first: str, second: str, metric: str) -> dict[str, Any]:
         """`first` minus `second` on the same rows and draws, with the shares of rows that got better and worse."""
         difference = self.values[first][metric] - self.values[second][metric]
-        low, high = self._quantiles(self._drawn[first].values[metric] - self._drawn[second].values[metric])
         if metric in NOT_NEGATIVE:
-            low, high = 2 * difference - high, 2 * difference - low
+            one, other = (self._error(name, metric) for name in (first, second))
+            low, high = difference_interval(one, other, self.how.confidence_level)
+        else:
+            low, high = self._quantiles(self._drawn[first].values[metric] - self._drawn[second].values[metric])
         gains = self._gains(first, second, metric)
         improved, worsened = (None, None) if gains is None else (float((gains > 0).mean()), float((gains < 0).mean()))
         return {
@@ -107,6 +129,11 @@ class RowBootstrap:
             "share_worsened": worsened,
             "n_pairs": self._pipelines[first].n_rows,
         }
+
+    def _error(self, pipeline: str, metric: str) -> DrawnError:
+        plain = PLAIN.get(metric, metric)
+        drawn = self._drawn[pipeline]
+        return DrawnError(self.values[pipeline][plain], drawn.values[plain], drawn.noise[plain])
 
     def _plain(self, rows: ScoredRows, n_bins: int) -> dict[str, float]:
         """The metrics that runs may change, of all rows, as replicates compute them."""

@@ -147,11 +147,11 @@ def mean_squares(points: Tensor, memory: Tensor) -> Tensor:
 
 def _log_votes(points: Tensor, memory: Tensor, labels: Tensor, n_classes: int, bandwidth: float) -> Tensor:
     """(n, C) log of the kernel probabilities."""
-    parts = []
-    step = max(PAIRS_AT_ONCE // max(len(memory), 1), 1)
-    for begin in range(0, len(points), step):
-        parts.append(_votes(mean_squares(points[begin : begin + step], memory), labels, n_classes, bandwidth))
-    return torch.cat(parts) if parts else points.new_empty((0, n_classes))
+    # One array for all: small results kept between large temporaries would leave holes that no later one fits into.
+    found = points.new_empty((len(points), n_classes))
+    for part in torch.arange(len(points), device=points.device).split(max(PAIRS_AT_ONCE // max(len(memory), 1), 1)):
+        found[part] = _votes(mean_squares(points[part], memory), labels, n_classes, bandwidth)
+    return found
 
 
 def _votes(squares: Tensor, labels: Tensor, n_classes: int, bandwidth: float) -> Tensor:

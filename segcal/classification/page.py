@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from segcal.classification.diagrams import class_diagrams, overall_diagram, sing
 from segcal.classification.intervals import COMPARED
 from segcal.classification.metrics import LOCAL_METRICS, METRICS, OOD_METRICS
 from segcal.classification.tables import HEADLINE, TITLES, resampled_words
-from segcal.classification.verdicts import RowCompared, is_noise, row_verdicts
+from segcal.classification.verdicts import row_verdicts
 from segcal.errors import FileFormatError, MissingFileError
 from segcal.io.archive import read_npz_array
 from segcal.report.cautions import FEW_SUBJECTS, Caution
+from segcal.report.comparisons import Compared
 from segcal.report.render import render
 from segcal.report.result_tables import difference_rows, result_rows
 from segcal.report.roles import Roles, assign_roles
@@ -41,14 +42,12 @@ class RowResults:
     classwise: NDArray[np.float64]
     digests: Mapping[str, str]
 
-    def find(self, first: str, second: str, column: str) -> RowCompared | None:
+    def find(self, first: str, second: str, column: str) -> Compared | None:
         """The paired difference as the summary has it; rows have one interval, which stands for both schemes."""
-        noise = {p["name"]: is_noise(p, column) for p in self.summary["pipelines"]}
         for entry in self.summary["differences"]:
             if (entry["first"], entry["second"], entry["metric"]) == (first, second, column):
                 both = {**entry, "by_subject": {"low": entry["low"], "high": entry["high"]}}
-                compared = RowCompared.from_entry(both, int(self.summary["resampled"]["n"]))
-                return replace(compared, first_is_noise=noise[first], second_is_noise=noise[second])
+                return Compared.from_entry(both, int(self.summary["resampled"]["n"]))
         return None
 
 
@@ -250,11 +249,12 @@ def _definitions(summary: Mapping[str, Any], level: str) -> list[tuple[str, str]
         (
             "intervals",
             f"{level}, {summary['n_bootstrap']:,} bootstrap replicates over {resampled_words(summary)}, the same for "
-            "all pipelines. Percentile for means over rows, AURC and out-of-distribution metrics; basic (reflected) "
-            "for calibration errors, which cannot be negative and rise with noise; such an interval may lie below the "
-            "value, which carries that noise. Equal-mass bins and the number of bins of the sweep stay those of all "
-            "rows. LCE and MLCE have none: a row drawn twice is its own nearest neighbour, so drawn rows have other "
-            "local errors than new ones.",
+            "all pipelines. Percentile for means over rows, AURC and out-of-distribution metrics. Noise only raises "
+            "calibration errors: their intervals, and those of differences, allow for the most that it can add. They "
+            "are wide where an error is mostly noise; NLL and Brier tell pipelines apart on fewer rows. Equal-mass "
+            "bins and the number of bins of the sweep stay those of all rows. MCE and ACE have none, because "
+            "a bin of a few rows counts as much in them as the fullest; nor have LCE and MLCE: a row drawn twice is "
+            "its own nearest neighbour, so drawn rows have other local errors than new ones.",
         ),
     ]
 

@@ -23,7 +23,9 @@ from segcal.classification.resampling import Draws, Replicates, debiased_squares
 MAX_RUNS = 500
 
 RANKED_ERRORS = ("ece_lb", "ece_lb_2", "marginal_ce", "sweep_ce", "ks_error")
-"""Calibration errors, with basic intervals like those of bins."""
+"""Calibration errors (segcal.classification.error_intervals)."""
+PLAIN_MARGINAL = "plain_marginal_ce"
+"""The marginal error with its noise; no metric of its own, but what the interval of `marginal_ce` comes from."""
 RANKINGS = ("aurc", "e_aurc")
 """How well confidence ranks rows: smooth in the rows, with percentile intervals."""
 
@@ -56,10 +58,10 @@ class Runs:
 
 
 def replicate_ranked(rows: ScoredRows, draws: Draws, n_bins: int) -> Replicates:
-    """RANKED_ERRORS and RANKINGS of every draw."""
+    """RANKED_ERRORS and RANKINGS of every draw; the marginal error with its noise."""
     found = replicate_runs(rows, draws, n_bins)
     marginal, noise = _marginal(rows, draws, n_bins)
-    return Replicates({**found.values, "marginal_ce": marginal}, {**found.noise, "marginal_ce": noise})
+    return Replicates({**found.values, PLAIN_MARGINAL: marginal}, {**found.noise, **noise})
 
 
 def replicate_runs(rows: ScoredRows, draws: Draws, n_bins: int) -> Replicates:
@@ -135,14 +137,19 @@ def _sweep(rows: ScoredRows, draws: Draws) -> tuple[Floats, Floats]:
     return found, quiet
 
 
-def _marginal(rows: ScoredRows, draws: Draws, n_bins: int) -> tuple[Floats, Floats]:
-    """Root mean square over classes of the debiased errors, class by class."""
-    found, quiet = np.zeros(len(draws.n_rows)), np.zeros(len(draws.n_rows))
+def _marginal(rows: ScoredRows, draws: Draws, n_bins: int) -> tuple[Floats, dict[str, Floats]]:
+    """Root mean square over classes of the errors, class by class; what noise makes of it, plain and debiased."""
+    found, quiet, debiased = (np.zeros(len(draws.n_rows)) for _ in range(3))
     for scores, hits in each_class(rows):
         index = bin_index(scores, n_bins, "mass")
         n_groups = int(index.max()) + 1
         counts, excess, calibrated = drawn_table(index, scores, hits, draws, n_groups)
         right = draws.total(draws.units.table(index, hits.astype(np.float64), n_groups))
         for total, gaps in ((found, excess), (quiet, calibrated)):
-            total += np.maximum(debiased_squares(counts, gaps, right), 0.0) / draws.n_rows
-    return np.sqrt(found / rows.n_classes), np.sqrt(quiet / rows.n_classes)
+            total += (gaps**2 / np.maximum(counts, 1.0)).sum(axis=1)
+        debiased += np.maximum(debiased_squares(counts, calibrated, right), 0.0)
+    scale = rows.n_classes * draws.n_rows
+    return np.sqrt(found / scale), {
+        PLAIN_MARGINAL: np.sqrt(quiet / scale),
+        "marginal_ce": np.sqrt(debiased / scale),
+    }

@@ -31,8 +31,6 @@ MEANS = ("accuracy", "nll", "brier", "flip")
 ERRORS = (
     "ece",
     "ece_2",
-    "mce",
-    "ace",
     "adaptive_ece",
     "adaptive_ece_2",
     "debiased_ce",
@@ -40,7 +38,7 @@ ERRORS = (
     "ecce",
     "ecce_max",
 )
-"""Calibration errors: never negative, and noisier on resampled rows, so their intervals are basic ones."""
+"""Calibration errors (segcal.classification.error_intervals)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,9 +119,9 @@ class Replicates:
     """Metrics of one pipeline in every replicate.
 
     Attributes:
-        values: metric -> (replicate,).
+        values: metric -> (replicate,); not of debiased errors, which resampled rows do not have.
         noise: metric -> (replicate,) the same after the gap of every bin was taken out: what noise alone makes of a
-            perfectly calibrated pipeline with the same scores.
+            perfectly calibrated pipeline with the same scores. Also of debiased errors.
     """
 
     values: dict[str, Floats]
@@ -131,7 +129,7 @@ class Replicates:
 
 
 def replicate(rows: ScoredRows, before: NDArray[np.int64], draws: Draws, n_bins: int) -> Replicates:
-    """All metrics of MEANS and ERRORS for every draw.
+    """All metrics of MEANS and ERRORS, debiased ones apart, for every draw.
 
     Args:
         before: (n,) the uncalibrated prediction, for the share of rows whose prediction changes.
@@ -160,12 +158,10 @@ def _top_label(rows: ScoredRows, draws: Draws, n_bins: int) -> tuple[dict[str, F
     counts, excess, calibrated = drawn_table(index, rows.confidence, rows.hit, draws, n_bins)
 
     def errors(gap_sums: Floats) -> dict[str, Floats]:
-        gaps = np.abs(gap_sums) / np.maximum(counts, 1.0)
+        squares = gap_sums**2 / np.maximum(counts, 1.0)
         return {
             "ece": np.abs(gap_sums).sum(axis=1) / draws.n_rows,
-            "ece_2": np.sqrt((counts * gaps**2).sum(axis=1) / draws.n_rows),
-            "mce": gaps.max(axis=1),
-            "ace": gaps.sum(axis=1) / (counts > 0).sum(axis=1),
+            "ece_2": np.sqrt(squares.sum(axis=1) / draws.n_rows),
         }
 
     return errors(excess), errors(calibrated)
@@ -178,15 +174,14 @@ def _equal_mass(rows: ScoredRows, draws: Draws, n_bins: int) -> tuple[dict[str, 
     hits = draws.total(draws.units.table(index, rows.hit.astype(np.float64), n_groups))
 
     def errors(gap_sums: Floats) -> dict[str, Floats]:
-        n = draws.n_rows
         squares = gap_sums**2 / np.maximum(counts, 1.0)
         return {
-            "adaptive_ece": np.abs(gap_sums).sum(axis=1) / n,
-            "adaptive_ece_2": np.sqrt(squares.sum(axis=1) / n),
-            "debiased_ce": np.sqrt(np.maximum(debiased_squares(counts, gap_sums, hits), 0.0) / n),
+            "adaptive_ece": np.abs(gap_sums).sum(axis=1) / draws.n_rows,
+            "adaptive_ece_2": np.sqrt(squares.sum(axis=1) / draws.n_rows),
         }
 
-    return errors(excess), errors(calibrated)
+    debiased = np.sqrt(np.maximum(debiased_squares(counts, calibrated, hits), 0.0) / draws.n_rows)
+    return errors(excess), {**errors(calibrated), "debiased_ce": debiased}
 
 
 def debiased_squares(counts: Floats, gap_sums: Floats, hits: Floats) -> Floats:
@@ -224,9 +219,14 @@ def each_class(rows: ScoredRows) -> Iterator[tuple[Floats, NDArray[np.bool_]]]:
 def drawn_table(
     index: Whole, scores: Floats, hits: NDArray[np.bool_], draws: Draws, n_bins: int
 ) -> tuple[Floats, Floats, Floats]:
-    """(replicate, bin) rows, sums of score minus hit, and these sums with the bin's gap on all rows taken out."""
+    """(replicate, bin) rows, sums of score minus hit, and what noise makes of these sums: with the bin's gap taken out.
+
+    Around their own mean u units vary by a share (u - 1)/u of what they vary by, which is given back.
+    """
     counts = draws.units.table(index, None, n_bins)
     excess = draws.units.table(index, scores - hits, n_bins)
     gap = excess.sum(axis=0) / np.maximum(counts.sum(axis=0), 1.0)
     drawn_counts, drawn_excess = np.split(draws.total(np.hstack([counts, excess])), 2, axis=1)
-    return drawn_counts, drawn_excess, drawn_excess - drawn_counts * gap
+    n_units = (counts > 0).sum(axis=0)
+    growth = np.sqrt(n_units / np.maximum(n_units - 1, 1))
+    return drawn_counts, drawn_excess, growth * (drawn_excess - drawn_counts * gap)

@@ -123,7 +123,7 @@ def _check_probabilities(scores: Tensor) -> None:
     if low < 0 or high > 1 + 1e-3 or apart > 1e-2:
         raise DataError(
             f"Probabilities must lie in [0, 1] and sum to 1; found {low:.4g} to {high:.4g}, sums off by {apart:.2g}. "
-            "If these are logits, say so (key `logits`)."
+            "If these are logits, say so (key `logits`); if only the sums are off, divide every row by its own."
         )
 
 
@@ -150,8 +150,10 @@ def _check_features(features: Tensor, n_rows: int) -> None:
             f"Features must be floating point of shape ({n_rows}, d) with d ≥ 1, got {features.dtype} of shape "
             f"{tuple(features.shape)}."
         )
-    if not bool(torch.isfinite(features).all()):
-        raise DataError("Features hold NaN or infinity.")
+    finite = torch.isfinite(features).all(1)
+    if not bool(finite.all()):
+        bad = int((~finite).nonzero()[0])
+        raise DataError(f"Row {bad} of the features holds NaN or infinity ({int((~finite).sum())} such rows).")
 
 
 def _as_logits(scores: Tensor, kind: Kind) -> Tensor:

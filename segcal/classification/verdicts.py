@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from segcal.classification.intervals import COMPARED
-from segcal.report.comparisons import MIN_SUBJECTS, Compared, State
+from segcal.report.comparisons import MIN_SUBJECTS
 from segcal.report.roles import Roles
 from segcal.report.verdict import Evidence, Outcome, Verdict, outcome_of
 from segcal.report.wording import MEASURES, difference_interval, listing, number, signed
@@ -18,24 +17,6 @@ if TYPE_CHECKING:
 JUDGED = tuple(column for column in COMPARED if column != "accuracy")
 """What the quality of probabilities is judged by; accuracy judges the decision."""
 _ERRORS = ("ece", "adaptive_ece", "classwise_ece")
-
-
-@dataclass(frozen=True, slots=True)
-class RowCompared(Compared):
-    """A difference of rows, which knows whether either side is an error that cannot be told from 0.
-
-    The difference to such an error is biased (docs/classification_metrics.md gives the measured coverage), so nothing
-    is called better than what is perhaps perfect, and nothing that is perhaps perfect is called worse.
-    """
-
-    first_is_noise: bool = False
-    second_is_noise: bool = False
-
-    @property
-    def state(self) -> State:
-        found: State = Compared.state.__get__(self)
-        undecided = (found == "better" and self.second_is_noise) or (found == "worse" and self.first_is_noise)
-        return "open" if undecided else found
 
 
 def is_noise(pipeline: Mapping[str, Any], column: str) -> bool:

@@ -208,3 +208,18 @@ def test_a_truncated_npy_and_a_lone_npy_are_refused(tmp_path: Path) -> None:
         load_data(tmp_path / "folder" / "logits.npy")
     with pytest.raises(MissingFileError):
         load_data(tmp_path / "nothing.npz")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"probabilities": 1.02 * np.full((4, 2), 0.5)}, "sums off by 0.02.*divide every row by its own"),
+        (
+            {"logits": np.zeros((4, 2)), "features": np.array([[0.0], [1.0], [np.nan], [2.0]])},
+            r"Row 2 of the features holds NaN or infinity \(1 such rows\)",
+        ),
+    ],
+)
+def test_the_error_names_the_row_and_the_way_out(arrays: dict[str, np.ndarray], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        data_from_arrays(arrays)

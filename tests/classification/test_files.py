@@ -13,8 +13,10 @@ from safetensors.torch import save_file
 
 import segcal
 from segcal.calibrator_info import CalibratorInfo
-from segcal.classification import fit, load
+from segcal.classification import Samples, files, fit, load
+from segcal.classification.base import RowMethod
 from segcal.errors import FileFormatError, MissingFileError, UsageError
+from tests.classification.feature_rows import draw_rows as draw_features
 from tests.classification.rows import draw_rows, nll
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "cms_ap_v1.safetensors"
@@ -98,3 +100,21 @@ def test_real_classifiers_are_better_calibrated_on_the_other_half(classifiers: P
     before = nll(torch.softmax(test.logits, 1), test.known_labels)
     for method in ("ts", "ets", "vs"):
         assert nll(fit(method, train).probabilities(test), test.known_labels) < before - 0.005
+
+
+@pytest.mark.parametrize("method", ["dc", "isotonic", "local_nets"])
+def test_a_method_never_sees_more_rows_at_once_than_memory_bears(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = draw_features(n=90)
+    made = fit(method, rows)
+    expected, seen = made.method.probabilities(rows), []
+    plain = type(made.method).probabilities
+
+    def watched(self: RowMethod, samples: Samples) -> torch.Tensor:
+        seen.append(samples.n_rows)
+        return plain(self, samples)
+
+    monkeypatch.setattr(type(made.method), "probabilities", watched)
+    monkeypatch.setattr(files, "NUMBERS_AT_ONCE", 40 * (3 + 8) + 5)
+    found = made.probabilities(rows)
+    assert seen == [40, 40, 10]
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from segcal.classification import apply, evaluate, fit_methods
-from segcal.classification.verdicts import RowCompared
 from segcal.errors import FileFormatError, MissingFileError, UsageError
 from segcal.evaluation.summary import BootstrapSettings
 from segcal.report.page import report_page
@@ -115,23 +113,3 @@ def test_a_browser_shows_it_without_errors_and_without_a_request(folder: Path, t
         assert browser.run("return document.documentElement.scrollWidth <= innerWidth") is True
         targets = "return [...document.querySelectorAll('nav a')].every(a => document.querySelector(a.hash))"
         assert browser.run(targets) is True
-
-
-@pytest.mark.parametrize(
-    ("difference", "first_is_noise", "second_is_noise", "state"),
-    [
-        (-1.0, False, False, "better"),
-        (-1.0, True, False, "better"),
-        (-1.0, False, True, "open"),
-        (1.0, False, False, "worse"),
-        (1.0, False, True, "worse"),
-        (1.0, True, False, "open"),
-    ],
-)
-def test_nothing_is_ranked_against_an_error_that_may_be_zero(
-    difference: float, first_is_noise: bool, second_is_noise: bool, state: str
-) -> None:
-    ends = {"low": difference - 0.1, "high": difference + 0.1}
-    entry = {"first": "a", "second": "b", "metric": "ece", "difference": difference, **ends, "by_subject": ends}
-    compared = RowCompared.from_entry(entry, 100)
-    assert replace(compared, first_is_noise=first_is_noise, second_is_noise=second_is_noise).state == state

@@ -6,21 +6,33 @@ import numpy as np
 import pytest
 
 from segcal.classification import ranked
-from segcal.classification.intervals import RowBootstrap, foreign_estimates
+from segcal.classification.intervals import WITHOUT_INTERVAL, RowBootstrap, foreign_estimates
 from segcal.classification.metrics import METRICS, ScoredRows, measure, measure_ood
-from segcal.classification.ranked import RANKED_ERRORS, RANKINGS, replicate_foreign, replicate_ranked
+from segcal.classification.metrics.calibration import plain_marginal_error
+from segcal.classification.ranked import (
+    PLAIN_MARGINAL,
+    RANKED_ERRORS,
+    RANKINGS,
+    replicate_foreign,
+    replicate_ranked,
+)
 from segcal.classification.resampling import ERRORS, MEANS, Units
 from segcal.evaluation.summary import BootstrapSettings
 from tests.classification.test_resampling import drawn, one_draw
 
-KEPT_EDGES = ("marginal_ce", "sweep_ce")
+KEPT_EDGES = (PLAIN_MARGINAL, "sweep_ce")
+REPLICATED = {*RANKED_ERRORS, *RANKINGS, PLAIN_MARGINAL} - {"marginal_ce"}
 
 
-def test_every_metric_of_labelled_rows_has_an_interval() -> None:
-    assert {*MEANS, *ERRORS, *RANKED_ERRORS, *RANKINGS} == {*METRICS, "flip"}
+def test_every_metric_of_labelled_rows_has_an_interval_or_says_why_not() -> None:
+    assert {*MEANS, *ERRORS, *RANKED_ERRORS, *RANKINGS, *WITHOUT_INTERVAL} == {*METRICS, "flip"}
     found = RowBootstrap({"a": drawn(0, 300)}, "a", None, n_bins=15, how=BootstrapSettings(n_replicates=50))
     for metric in METRICS:
         one = found.estimate("a", metric)
+        if metric in WITHOUT_INTERVAL:
+            assert (one["low"], one["high"]) == (None, None)
+            assert "a bin of a few rows" in one["reason"]
+            continue
         assert 0 <= one["low"] <= one["high"], metric
         assert ("noise_limit" in one) == (metric in (*ERRORS, *RANKED_ERRORS)), metric
 
@@ -38,7 +50,7 @@ def test_a_replicate_is_the_metric_of_the_drawn_rows(n_classes: int, digits: int
 
     index = np.repeat(np.arange(150), counts)
     expected = measure(ScoredRows.of(rows.probabilities[index], rows.labels[index]))
-    assert set(found) == {*RANKED_ERRORS, *RANKINGS}
+    assert set(found) == REPLICATED
     for name in set(found) - set(KEPT_EDGES):
         assert found[name][0] == pytest.approx(expected[name], abs=1e-9), name
 
@@ -51,7 +63,7 @@ def test_every_unit_drawn_once_gives_the_value_on_all_rows(labels: str) -> None:
         rows = ScoredRows.of(rows.probabilities, (rows.prediction + shift) % rows.n_classes)
     units = Units.of(rows.n_rows, np.arange(400) // 7, seed=0)
     found = replicate_ranked(rows, one_draw(units, np.ones(units.n_units)), n_bins=15).values
-    expected = measure(rows)
+    expected = {**measure(rows), PLAIN_MARGINAL: plain_marginal_error(rows)}
     for name, value in found.items():
         assert value[0] == pytest.approx(expected[name], abs=1e-9), name
 

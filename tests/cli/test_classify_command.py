@@ -151,5 +151,5 @@ def test_awkward_rows_go_through_all_three_commands(tmp_path: Path, kind: str) -
     for pipeline in summary["pipelines"]:
         for name, one in pipeline["metrics"].items():
             assert math.isfinite(one["mean"]), name
-            assert math.isfinite(one["low"]), name
+            assert "reason" in one or math.isfinite(one["low"]), name
     assert (tmp_path / "results" / "report.html").stat().st_size > 10_000

@@ -90,6 +90,15 @@ def marginal_error(rows: ScoredRows, *, n_bins: int = N_BINS, p: float = 2.0, bi
     return float(np.mean(np.maximum(each, 0.0) ** p) ** (1.0 / p))
 
 
+def plain_marginal_error(rows: ScoredRows, *, n_bins: int = N_BINS) -> float:
+    """The marginal error of order 2 with its noise: the root mean square over classes of ECE_bin,2, equal mass."""
+    each = [
+        expected_error(scores, rows.labels == c, n_bins=n_bins, p=2.0, binning="mass")
+        for c, scores in enumerate(np.minimum(rows.probabilities, 1.0).T)
+    ]
+    return float(np.sqrt(np.mean(np.square(each))))
+
+
 def sweep_error(scores: Floats, hits: Hits, *, p: float = 2.0) -> float:
     """Mean-sweep error (Roelofs et al. 2022): ECE_bin,p with as many equal-mass bins as keep the accuracies rising."""
     check_order(p)
