@@ -125,7 +125,8 @@ def test_links_are_followed_once_a_folder_and_not_once_a_file(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = manifest.model_dump(mode="json", exclude_none=True)
-    content["cases"] = [{**content["cases"][0], "id": f"c{k}"} for k in range(1000)]
+    members = [[f"member_{m}/c{k}.npz" for m in range(2)] for k in range(1000)]
+    content["cases"] = [{**content["cases"][0], "id": f"c{k}", "members": files} for k, files in enumerate(members)]
     asked: list[str | Path] = []
     allow = Roots.allow
     monkeypatch.setattr(Roots, "allow", lambda self, path: asked.append(path) or allow(self, path))
