@@ -9,7 +9,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # Tests of one file stay in one process, so that what a file sets up (a wheel, a fitted calibrator) is made once.
 PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 # What stands behind tables of docs/ and takes hours; the others measure speed and memory against targets.
-EXPERIMENTS := $(patsubst %,benchmarks/%.py,classifier_scale classifiers digits digits_losses interval_coverage local_nets_settings \
+EXPERIMENTS := $(patsubst %,benchmarks/%.py,classifier_scale classifiers digits digits_losses interval_coverage \
   qa_hippocampus row_intervals)
 BENCHMARKS := $(filter-out benchmarks/_% $(EXPERIMENTS),$(wildcard benchmarks/*.py))
 # Those that know a short form of themselves.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,20 @@ def test_a_measured_process_that_fails_is_an_error_with_its_words(children: Modu
 
 def test_the_committed_results_have_the_schema() -> None:
     assert read_entries(BENCHMARKS / "results" / "latest.json")
+
+
+def test_every_script_is_run_by_one_target_and_every_target_names_scripts_that_exist() -> None:
+    named = {}
+    for target in ("bench", "experiments"):
+        printed = subprocess.run(
+            ["make", "--dry-run", target], cwd=BENCHMARKS.parent, capture_output=True, text=True, check=True
+        )
+        assert not printed.stderr
+        named[target] = set(re.findall(r"benchmarks/(\w+)\.py", printed.stdout))
+    scripts = {path.stem for path in BENCHMARKS.glob("[!_]*.py")}
+
+    assert named["bench"] | named["experiments"] == scripts
+    assert not named["bench"] & named["experiments"]
 
 
 def test_cases_are_the_same_bytes_for_a_seed_and_others_for_another(brats: ModuleType, tmp_path: Path) -> None:
