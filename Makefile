@@ -48,7 +48,7 @@ test: lint ## lint, then every test that is not marked slow
 test-all: lint ## lint, then every test
 	$(PYTEST)
 
-bench: setup ## speed and memory, one script after the other (about an hour; 9 GB in the folder for temporary files)
+bench: setup ## speed and memory, one script after the other (about 25 minutes; 9 GB in the folder for temporary files)
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script"; done
 
 experiments: setup ## what the tables on methods, losses, intervals and QA in docs/ come from (hours)
