@@ -43,6 +43,7 @@ class _Meta(RowMethod):
     translation_invariant: ClassVar[bool] = True
     preserves: ClassVar[Preserves] = None
     order_matters: ClassVar[bool] = True
+    by_class: ClassVar[bool] = False
 
     temperature: float
     threshold: float

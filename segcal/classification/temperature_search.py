@@ -38,6 +38,7 @@ class _SearchedTemperature(RowMethod):
     preserves: ClassVar[Preserves] = "order"
 
     temperature: float
+    by_class: ClassVar[bool] = False
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
