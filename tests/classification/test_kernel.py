@@ -43,6 +43,13 @@ def test_the_network_is_the_papers_skip_elu() -> None:
     torch.testing.assert_close(made.apply(DATA.known_features), elu @ made.skip.T + u)
 
 
+def test_a_feature_that_differs_by_rounding_only_says_nothing() -> None:
+    """Divided by its own deviation, the last bit would weigh as much as a feature that means something."""
+    last_bit = np.random.default_rng(0).integers(0, 2, 400).astype(np.float32) * np.spacing(np.float32(0.1))
+    rounded = torch.as_tensor(np.float32(0.1) + last_bit).unsqueeze(1)
+    assert float(standardiser(rounded).apply(rounded).abs().max()) < 1e-6
+
+
 def test_training_the_projection_helps_where_most_features_are_noise() -> None:
     def noisy(seed: int, n: int) -> Samples:
         data = draw_rows(n, 3, seed=seed)
