@@ -1,16 +1,21 @@
-"""Intervals of calibration errors that hold the truth whether or not it can be told from 0.
+"""Intervals of calibration errors that are to hold the truth whether or not it can be told from 0.
 
-An error is a norm N of the gaps of bins, and the measured gaps g + Z carry noise Z. A norm is convex, so noise only
-raises it, N(g) <= E N(g + Z), and the upper end needs no correction. The lower one has to allow for the bias
+The truth is the error of all rows there could be *in the same bins*; that of ECE_bin is at most the error without bins.
+An error is a norm N of the gaps of bins, and the measured gaps g + Z carry noise Z. A norm is convex, so noise raises
+it on average, N(g) <= E N(g + Z), and the upper end needs no correction. The lower one has to allow for the bias
 E N(g + Z) - N(g), which is not known but bounded twice:
 
 - by the triangle inequality it is at most E N(Z), the mean error of resampled rows whose bins lost their gaps;
 - E N(g + t Z) is convex in t, and resampled rows carry the noise twice over (t = sqrt 2), so the bias is at most
   (1 + sqrt 2) times what resampling adds to the error. That is little where gaps are clear.
 
-The second bound is itself measured, with noise, so it is used only where the value lies above the noise limit. Unlike a
-basic interval, which takes the bias for what resampling adds and at g = 0 takes off only 41 % of it, this one is wider
-than need be rather than wrong: docs/classification_metrics.md has the measured coverage.
+The second bound is itself measured, with noise, so it is used only where the value lies above the noise limit. A basic
+interval takes the bias for what resampling adds, and at g = 0 takes off only 41 % of it.
+
+What is not proved: both bounds are of means, and what they are compared with is drawn. The second needs noise whose sum
+with a copy of itself is itself times sqrt 2, as normal noise is; the first, E N(Z), is estimated by resampling, which
+knows little of a bin of a few rows; and the width is that of resampled errors, not of new ones. So there is no
+guarantee for any number of rows, only the coverage measured in docs/classification_metrics.md.
 """
 
 from __future__ import annotations
