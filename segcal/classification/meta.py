@@ -235,6 +235,8 @@ def _plug_in(scores: NDArray[np.float64], hits: NDArray[np.float64]) -> tuple[ND
 
     Bins (lo, hi] lie between quantiles, as theirs do; the lowest row, which theirs leave out, is in the first.
     """
+    if len(scores) == 0:
+        return np.array([np.inf]), np.zeros(1)
     edges = np.unique(np.quantile(scores, np.arange(1, N_BINS + 1) / N_BINS))
     index = np.searchsorted(edges, scores, side="left")
     size = np.bincount(index, minlength=len(edges))

@@ -19,6 +19,7 @@ from segcal.classification.losses.soft_ece import SoftBinnedECE
 from segcal.classification.one_vs_rest import check_labelled
 from segcal.classification.samples import Samples
 from segcal.errors import ParameterError
+from segcal.fitting.exact import FEW_VOXELS
 
 GRID_POINTS = 41
 """Temperatures of the first level, log-spaced over [T_MIN, T_MAX] = [0.01, 100]: 1.26 apart."""
@@ -62,10 +63,15 @@ class _SearchedTemperature(RowMethod):
         return cls(TemperatureScaling.from_tensors(tensors).temperature)
 
     @classmethod
-    def _of(cls, temperature: float) -> Self:
-        at_bound = not T_MIN * 1.01 < temperature < T_MAX / 1.01
-        text = f"{cls.name}: the temperature ran to its bound {temperature:g}; the scores are constant or always right"
-        return cls(temperature, (text,) if at_bound else ())
+    def _of(cls, temperature: float, n_rows: int) -> Self:
+        warnings = []
+        if n_rows < FEW_VOXELS:  # where `ts` says so
+            warnings.append(f"{cls.name} was fitted on only {n_rows} rows")
+        if not T_MIN * 1.01 < temperature < T_MAX / 1.01:
+            warnings.append(
+                f"{cls.name}: the temperature ran to its bound {temperature:g}; the scores are constant or always right"
+            )
+        return cls(temperature, tuple(warnings))
 
 
 class SoftBinnedTemperature(_SearchedTemperature):
@@ -107,7 +113,7 @@ class SoftBinnedTemperature(_SearchedTemperature):
             method="bounded",
             options={"xatol": 1e-6},
         )
-        return cls._of(float(np.exp(refined.x)))
+        return cls._of(float(np.exp(refined.x)), samples.n_rows)
 
 
 class HardBinnedTemperature(_SearchedTemperature):
@@ -141,7 +147,7 @@ class HardBinnedTemperature(_SearchedTemperature):
         for _ in range(ZOOM_LEVELS):
             best = _best(objective, grid)
             grid = np.geomspace(grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)], ZOOM_POINTS)
-        return cls._of(float(grid[_best(objective, grid)]))
+        return cls._of(float(grid[_best(objective, grid)]), samples.n_rows)
 
 
 def soft_binned_ece(confidence: Tensor, hits: Tensor, bins: int, softness: float, norm: float) -> float:

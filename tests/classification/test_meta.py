@@ -119,6 +119,14 @@ def test_an_easy_target_gives_no_row_up() -> None:
         assert bool(made.covered(HELD_OUT).all())
 
 
+@pytest.mark.parametrize("confidence", [0.95, None])
+def test_a_single_row_decides_nothing(confidence: float | None) -> None:
+    one = calibration_rows(0, 1)
+    assert bool(MetaAccuracy.fit(one, confidence=confidence).covered(HELD_OUT).all())
+    with pytest.raises(DataError, match="on the 0 rows that decide"):
+        MetaAccuracy.fit(one, confidence=confidence, accuracy=0.5)
+
+
 def test_too_few_right_rows_give_nothing_up_and_say_so() -> None:
     made = MetaMiscoverage.fit(calibration_rows(0, 30), miscoverage=0.01)
     assert bool(made.covered(HELD_OUT).all())
