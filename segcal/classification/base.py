@@ -26,6 +26,7 @@ class RowMethod(ABC):
         translation_invariant: adding one constant to all logits of a row changes nothing.
         preserves: "order" keeps the ranking of the classes, "argmax" the winner, None neither.
         order_matters: the fit depends on the order of the rows (a drawn split, mini-batches), not only on the seed.
+        by_class: something is fitted for every class, so that of a class with few rows it is badly known.
         training: dataclass whose fields are further settings of `fit`, for methods that train a network.
     """
 
@@ -34,6 +35,7 @@ class RowMethod(ABC):
     translation_invariant: ClassVar[bool]
     preserves: ClassVar[Preserves]
     order_matters: ClassVar[bool] = False
+    by_class: ClassVar[bool] = True
     training: ClassVar[type[Any] | None] = None
 
     @property

@@ -75,6 +75,7 @@ class CoreMethod(RowMethod):
         cls.translation_invariant = cls.core.translation_invariant
         cls.preserves = cls.core.preserves
         cls.order_matters = issubclass(cls.core, AffineCalibrator) and cls.core.penalised
+        cls.by_class = cls.core.parameter_counts(3) != cls.core.parameter_counts(2)
 
     @property
     def n_classes(self) -> int | None:

@@ -21,6 +21,7 @@ from segcal.calibrator_info import CalibratorInfo
 from segcal.classification.base import MOST_FEATURE_ROWS, RowMethod
 from segcal.classification.drawing import some_rows
 from segcal.classification.methods import METHODS
+from segcal.classification.row_warnings import fit_warnings
 from segcal.classification.samples import Samples
 from segcal.errors import FileFormatError, MismatchError, ParameterError, UsageError
 from segcal.fitted import METADATA_KEY, read_calibrator_file
@@ -119,7 +120,8 @@ def fit(
     own = {name: value for name, value in settings.items() if name != MAX_ROWS}
     seen, warnings = _bounded(kind, samples, seed, settings.get(MAX_ROWS, MOST_FEATURE_ROWS))
     fitted = kind.fit(seen, seed=seed, **own)
-    return FittedMethod(fitted, _info(fitted, seen, names, seed, settings, warnings))
+    doubts = fit_warnings(seen.known_labels.cpu().numpy(), names, by_class=kind.by_class)
+    return FittedMethod(fitted, _info(fitted, seen, names, seed, settings, (*warnings, *doubts)))
 
 
 def _bounded(method: type[RowMethod], samples: Samples, seed: int, most: object) -> tuple[Samples, tuple[str, ...]]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from segcal.calibrators.base import expect_tensor
+from segcal.classification.principal import Standardiser
 
 QUERIES = 64
 BACKGROUND_PER_CLASS = 20
@@ -68,9 +69,8 @@ class Projection:
 
 def standardiser(features: Tensor) -> Projection:
     """Every feature to mean 0 and variance 1; constant ones to 0."""
-    values = features.to(torch.float64)
-    spread = values.std(0, unbiased=False)
-    return Projection(values.mean(0), torch.where(spread > 0, spread, torch.ones_like(spread)))
+    found = Standardiser.fit(features)
+    return Projection(found.mean, found.scale)
 
 
 def trained_projection(

@@ -43,6 +43,7 @@ class _Meta(RowMethod):
     translation_invariant: ClassVar[bool] = True
     preserves: ClassVar[Preserves] = None
     order_matters: ClassVar[bool] = True
+    by_class: ClassVar[bool] = False
 
     temperature: float
     threshold: float
@@ -230,8 +231,13 @@ def _bounded(
 
 
 def _plug_in(scores: NDArray[np.float64], hits: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The authors' table: mean entropy of every bin that holds rows, and the running mean of the bins' accuracies."""
-    edges = np.unique(np.quantile(scores, np.arange(1, N_BINS + 1) / N_BINS, method="higher"))
+    """The authors' table: mean entropy of every bin that holds rows, and the running mean of the bins' accuracies.
+
+    Bins (lo, hi] lie between quantiles, as theirs do; the lowest row, which theirs leave out, is in the first.
+    """
+    if len(scores) == 0:
+        return np.array([np.inf]), np.zeros(1)
+    edges = np.unique(np.quantile(scores, np.arange(1, N_BINS + 1) / N_BINS))
     index = np.searchsorted(edges, scores, side="left")
     size = np.bincount(index, minlength=len(edges))
     used = size > 0

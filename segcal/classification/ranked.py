@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from segcal.classification.metrics.binning import bin_index, equal_width_index
 from segcal.classification.metrics.calibration import sweep_bins
 from segcal.classification.metrics.rows import Floats, ScoredRows, Whole
-from segcal.classification.resampling import Draws, Replicates, debiased_squares, drawn_table, each_class
+from segcal.classification.resampling import Draws, Replicates, debiased_squares, drawn_table, each_class, gap_errors
 
 MAX_RUNS = 500
 
@@ -131,9 +131,7 @@ def _sweep(rows: ScoredRows, draws: Draws) -> tuple[Floats, Floats]:
     """ECE_bin,2 in the bins the sweep ends with on all rows (at most MAX_RUNS)."""
     index = bin_index(rows.confidence, min(sweep_bins(rows.confidence, rows.hit), MAX_RUNS), "mass")
     counts, excess, calibrated = drawn_table(index, rows.confidence, rows.hit, draws, int(index.max()) + 1)
-    found, quiet = (
-        np.sqrt((gaps**2 / np.maximum(counts, 1.0)).sum(axis=1) / draws.n_rows) for gaps in (excess, calibrated)
-    )
+    found, quiet = (gap_errors(counts, gaps, draws.n_rows)[1] for gaps in (excess, calibrated))
     return found, quiet
 
 

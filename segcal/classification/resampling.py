@@ -157,14 +157,11 @@ def _top_label(rows: ScoredRows, draws: Draws, n_bins: int) -> tuple[dict[str, F
     index = equal_width_index(rows.confidence, n_bins)
     counts, excess, calibrated = drawn_table(index, rows.confidence, rows.hit, draws, n_bins)
 
-    def errors(gap_sums: Floats) -> dict[str, Floats]:
-        squares = gap_sums**2 / np.maximum(counts, 1.0)
-        return {
-            "ece": np.abs(gap_sums).sum(axis=1) / draws.n_rows,
-            "ece_2": np.sqrt(squares.sum(axis=1) / draws.n_rows),
-        }
-
-    return errors(excess), errors(calibrated)
+    found, quiet = (
+        dict(zip(("ece", "ece_2"), gap_errors(counts, gaps, draws.n_rows), strict=True))
+        for gaps in (excess, calibrated)
+    )
+    return found, quiet
 
 
 def _equal_mass(rows: ScoredRows, draws: Draws, n_bins: int) -> tuple[dict[str, Floats], dict[str, Floats]]:
@@ -173,15 +170,18 @@ def _equal_mass(rows: ScoredRows, draws: Draws, n_bins: int) -> tuple[dict[str, 
     counts, excess, calibrated = drawn_table(index, rows.confidence, rows.hit, draws, n_groups)
     hits = draws.total(draws.units.table(index, rows.hit.astype(np.float64), n_groups))
 
-    def errors(gap_sums: Floats) -> dict[str, Floats]:
-        squares = gap_sums**2 / np.maximum(counts, 1.0)
-        return {
-            "adaptive_ece": np.abs(gap_sums).sum(axis=1) / draws.n_rows,
-            "adaptive_ece_2": np.sqrt(squares.sum(axis=1) / draws.n_rows),
-        }
-
+    found, quiet = (
+        dict(zip(("adaptive_ece", "adaptive_ece_2"), gap_errors(counts, gaps, draws.n_rows), strict=True))
+        for gaps in (excess, calibrated)
+    )
     debiased = np.sqrt(np.maximum(debiased_squares(counts, calibrated, hits), 0.0) / draws.n_rows)
-    return errors(excess), {**errors(calibrated), "debiased_ce": debiased}
+    return found, {**quiet, "debiased_ce": debiased}
+
+
+def gap_errors(counts: Floats, gap_sums: Floats, n_rows: Floats) -> tuple[Floats, Floats]:
+    """(replicate,) ECE_bin,1 and ECE_bin,2 of (replicate, bin) numbers of rows and sums of gaps."""
+    squares = (gap_sums**2 / np.maximum(counts, 1.0)).sum(axis=1)
+    return np.abs(gap_sums).sum(axis=1) / n_rows, np.sqrt(squares / n_rows)
 
 
 def debiased_squares(counts: Floats, gap_sums: Floats, hits: Floats) -> Floats:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from segcal.classification.metrics.rows import ScoredRows
 from segcal.classification.metrics.tables import RowTables
 
 FEW_ROWS = 10
-"""A class labelled in fewer rows is called starved."""
+"""A class labelled in fewer rows is called starved: a share of ten rows is known to within 16 points (one standard
+error), and ten events a parameter are the least that rules of thumb ask of a logistic regression."""
 NAMED = 10
 """At most so many classes are named; the others are counted."""
 LARGEST_SEARCH = 200_000
@@ -27,21 +29,45 @@ def row_warnings(before: ScoredRows, tables: Mapping[str, RowTables], names: Seq
     ]
 
 
-def _starved(rows: ScoredRows, names: Sequence[str]) -> list[str]:
-    labelled = np.bincount(rows.labels, minlength=rows.n_classes)
+def fit_warnings(labels: NDArray[np.int64], names: Sequence[str], *, by_class: bool) -> list[str]:
+    """What the calibrator file says of the rows of a fit.
+
+    Args:
+        labels: (n,) of the rows.
+        names: of the classes.
+        by_class: something was fitted for every class.
+    """
+    missing, rare = _starved_classes(labels, names)
     found = []
-    missing = [name for name, n in zip(names, labelled, strict=True) if n == 0]
+    if missing:
+        found.append(f"no row of the fit is labelled {_named(missing)}")
+    if rare and by_class:
+        found.append(
+            f"fewer than {FEW_ROWS} rows are labelled {_named(rare)}: what is fitted for such a class is mostly chance"
+        )
+    return found
+
+
+def _starved(rows: ScoredRows, names: Sequence[str]) -> list[str]:
+    missing, rare = _starved_classes(rows.labels, names)
+    found = []
     if missing:
         found.append(
             f"No row is labelled {_named(missing)}: nothing is known of "
             f"{'that class' if len(missing) == 1 else 'those classes'} but how much probability it gets."
         )
-    rare = [f"{name} ({n})" for name, n in zip(names, labelled, strict=True) if 0 < n < FEW_ROWS]
     if rare:
         found.append(
             f"Fewer than {FEW_ROWS} rows are labelled {_named(rare)}: numbers of such a class are mostly chance."
         )
     return found
+
+
+def _starved_classes(labels: NDArray[np.int64], names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Names of the classes without a labelled row, and of those with too few, with their number."""
+    labelled = np.bincount(labels, minlength=len(names))
+    missing = [name for name, n in zip(names, labelled, strict=True) if n == 0]
+    return missing, [f"{name} ({n})" for name, n in zip(names, labelled, strict=True) if 0 < n < FEW_ROWS]
 
 
 def _constant(rows: ScoredRows) -> list[str]:

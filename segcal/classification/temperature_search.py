@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -14,9 +15,11 @@ from torch import Tensor
 from segcal.calibrators.base import Preserves
 from segcal.calibrators.temperature import T_MAX, T_MIN, TemperatureScaling
 from segcal.classification.base import RowMethod
+from segcal.classification.losses.soft_ece import SoftBinnedECE
 from segcal.classification.one_vs_rest import check_labelled
 from segcal.classification.samples import Samples
 from segcal.errors import ParameterError
+from segcal.fitting.exact import FEW_VOXELS
 
 GRID_POINTS = 41
 """Temperatures of the first level, log-spaced over [T_MIN, T_MAX] = [0.01, 100]: 1.26 apart."""
@@ -36,6 +39,7 @@ class _SearchedTemperature(RowMethod):
 
     translation_invariant: ClassVar[bool] = True
     preserves: ClassVar[Preserves] = "order"
+    by_class: ClassVar[bool] = False
 
     temperature: float
     warnings: tuple[str, ...] = ()
@@ -59,10 +63,15 @@ class _SearchedTemperature(RowMethod):
         return cls(TemperatureScaling.from_tensors(tensors).temperature)
 
     @classmethod
-    def _of(cls, temperature: float) -> Self:
-        at_bound = not T_MIN * 1.01 < temperature < T_MAX / 1.01
-        text = f"{cls.name}: the temperature ran to its bound {temperature:g}; the scores are constant or always right"
-        return cls(temperature, (text,) if at_bound else ())
+    def _of(cls, temperature: float, n_rows: int) -> Self:
+        warnings = []
+        if n_rows < FEW_VOXELS:  # where `ts` says so
+            warnings.append(f"{cls.name} was fitted on only {n_rows} rows")
+        if not T_MIN * 1.01 < temperature < T_MAX / 1.01:
+            warnings.append(
+                f"{cls.name}: the temperature ran to its bound {temperature:g}; the scores are constant or always right"
+            )
+        return cls(temperature, tuple(warnings))
 
 
 class SoftBinnedTemperature(_SearchedTemperature):
@@ -84,8 +93,8 @@ class SoftBinnedTemperature(_SearchedTemperature):
             norm: p, as the paper measures it.
         """
         _check(cls.name, bins, norm)
-        if not softness > 0:
-            raise ParameterError(f"{cls.name}: softness must be > 0, got {softness!r}")
+        if not 0 < softness < math.inf:
+            raise ParameterError(f"{cls.name}: softness must be finite and > 0, got {softness!r}")
         check_labelled(samples, cls.name)
 
         def objective(part: Samples) -> Objective:
@@ -104,7 +113,7 @@ class SoftBinnedTemperature(_SearchedTemperature):
             method="bounded",
             options={"xatol": 1e-6},
         )
-        return cls._of(float(np.exp(refined.x)))
+        return cls._of(float(np.exp(refined.x)), samples.n_rows)
 
 
 class HardBinnedTemperature(_SearchedTemperature):
@@ -138,24 +147,19 @@ class HardBinnedTemperature(_SearchedTemperature):
         for _ in range(ZOOM_LEVELS):
             best = _best(objective, grid)
             grid = np.geomspace(grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)], ZOOM_POINTS)
-        return cls._of(float(grid[_best(objective, grid)]))
+        return cls._of(float(grid[_best(objective, grid)]), samples.n_rows)
 
 
 def soft_binned_ece(confidence: Tensor, hits: Tensor, bins: int, softness: float, norm: float) -> float:
-    """SB-ECE_bin,p of SOFT eq. 8-11.
+    """SB-ECE_bin,p of SOFT eq. 8-11, as the training loss has it.
 
     Args:
         confidence: (n,) of the winning class.
         hits: (n,) float64, 1 where it is right.
         bins, softness, norm: M, T and p.
     """
-    centres = (torch.arange(bins, dtype=torch.float64, device=confidence.device) + 0.5) / bins
-    member = torch.softmax(-(confidence.unsqueeze(1) - centres).square() / softness, 1)
-    size = member.sum(0)
-    gap = (member.T @ (hits - confidence)).abs()
-    # S/N |A - C|^p with A - C = gap / S: a bin nobody is near adds nothing.
-    terms = torch.where(size > 0, size * (gap / size.clamp(min=1e-300)).pow(norm), torch.zeros_like(size))
-    return float((terms.sum() / len(hits)).pow(1.0 / norm))
+    moment = SoftBinnedECE(n_bins=bins, temperature=softness, p=norm).moment(confidence, hits)
+    return float(moment.pow(1.0 / norm))
 
 
 def hard_binned_ece(confidence: Tensor, hits: Tensor, bins: int, norm: float) -> float:
@@ -184,5 +188,5 @@ def _best(objective: Objective, grid: np.ndarray[tuple[int], np.dtype[np.float64
 
 
 def _check(method: str, bins: int, norm: float) -> None:
-    if bins < 1 or not norm >= 1:
-        raise ParameterError(f"{method}: bins and norm must be at least 1, got {bins} and {norm!r}")
+    if bins < 1 or not 1 <= norm < math.inf:
+        raise ParameterError(f"{method}: bins and norm must be at least 1 and finite, got {bins} and {norm!r}")

@@ -54,6 +54,38 @@ def test_the_file_says_how_it_was_made() -> None:
     assert info.settings == {"trials": 2}
 
 
+ONE_VS_REST = ("platt", "beta", "isotonic", "histogram")
+
+
+@pytest.mark.parametrize("method", ONE_VS_REST)
+def test_a_fit_for_every_class_says_which_classes_have_too_few_rows(method: str) -> None:
+    labels = torch.tensor([0] * 10 + [1] * 9 + [2], device="cpu")
+    rows = Samples.of(draw_rows(20, 3).logits, labels)
+    assert fit(method, rows, classes=("a", "b", "c")).info.warnings == (
+        "fewer than 10 rows are labelled b (9), c (1): what is fitted for such a class is mostly chance",
+    )
+    assert "0 (1), 1 (1), 2 (1)" in fit(method, rows.rows(torch.tensor([0, 10, 19], device="cpu"))).info.warnings[0]
+    assert fit(method, DATA).info.warnings == ()
+
+
+@pytest.mark.parametrize("method", ["ts", "ts_hb_ece", "meta_mis", "vs", *ONE_VS_REST])
+def test_a_fit_says_which_classes_have_no_labelled_row(method: str) -> None:
+    rows = draw_rows(600, 4)
+    kept = rows.rows((rows.known_labels == 0) | (rows.known_labels == 3))
+    found = fit(method, kept, classes=("a", "b", "c", "d")).info.warnings
+    assert "no row of the fit is labelled b, c" in found
+    assert not any("fewer than 10 rows" in text for text in found)
+
+
+def test_one_temperature_for_all_classes_does_not_mind_that_a_class_is_rare() -> None:
+    labels = torch.arange(600, device="cpu") // 300
+    labels[:3] = 2
+    rows = Samples.of(draw_rows(600, 3).logits, labels)
+    for method in ("identity", "ts", "ts_sb_ece", "meta_mis"):
+        assert not any("fewer than 10 rows" in text for text in fit(method, rows).info.warnings)
+    assert any("labelled 2 (3)" in text for text in fit("vs", rows).info.warnings)
+
+
 def test_what_is_no_classifiers_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match="no such calibrator"):
         load(tmp_path / "none.safetensors")

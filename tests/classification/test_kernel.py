@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from segcal.classification.kernel import KernelCalibration
-from segcal.classification.kernel_projection import standardiser, trained_projection
+from segcal.classification.kernel_projection import _draw_background, standardiser, trained_projection
 from segcal.classification.samples import Samples
 from segcal.errors import DataError, ParameterError
 from tests.classification.rows import draw_rows, nll
@@ -41,6 +41,27 @@ def test_the_network_is_the_papers_skip_elu() -> None:
     u = ((x - x.mean(0)) / x.std(0, unbiased=False)) @ made.weight.T + made.bias
     elu = torch.where(u > 0, u, torch.expm1(u))
     torch.testing.assert_close(made.apply(DATA.known_features), elu @ made.skip.T + u)
+
+
+def test_the_background_is_apart_from_the_queries_and_stands_for_all_rows_of_its_class() -> None:
+    by_class = [np.arange(0, 300), np.arange(300, 315), np.array([], dtype=np.int64)]
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        queries = rng.choice(315, 64, replace=False)
+        rows, counts = _draw_background(rng, by_class, queries)
+        assert len(set(rows.tolist())) == len(rows)
+        assert not set(rows.tolist()) & set(queries.tolist())
+        assert (rows < 300).sum() == 20
+        assert set(rows[rows >= 300].tolist()) == set(range(300, 315)) - set(queries.tolist())
+        assert counts[rows < 300].sum() == pytest.approx(300)
+        assert counts[rows >= 300].sum() == pytest.approx(15)
+
+
+def test_a_feature_that_differs_by_rounding_only_says_nothing() -> None:
+    """Divided by its own deviation, the last bit would weigh as much as a feature that means something."""
+    last_bit = np.random.default_rng(0).integers(0, 2, 400).astype(np.float32) * np.spacing(np.float32(0.1))
+    rounded = torch.as_tensor(np.float32(0.1) + last_bit).unsqueeze(1)
+    assert float(standardiser(rounded).apply(rounded).abs().max()) < 1e-6
 
 
 def test_training_the_projection_helps_where_most_features_are_noise() -> None:

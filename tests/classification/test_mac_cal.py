@@ -18,6 +18,7 @@ from segcal.classification.mac_cal import (
     draw_masks,
     masked_step,
     next_retention,
+    retrain,
     scores_of,
     step_limit,
 )
@@ -140,6 +141,38 @@ def test_the_limit_of_a_change_falls_from_a_tenth_to_a_thousandth() -> None:
     assert limits[0] == pytest.approx(0.1)
     assert limits[40] == pytest.approx(0.001)
     assert limits == sorted(limits, reverse=True)
+
+
+def test_retraining_is_algorithm_1_line_by_line() -> None:
+    """Gradients of the masked weights, masked once more (eq. 11); q from the network without masks, once an epoch."""
+    features, labels = (part[:24] for part in _batch())
+    training = MaskedTraining(epochs=4, batch_rows=8, momentum=0.0, weight_decay=0.0, learning_rate=8.0)
+    net = _net()
+    found = retrain(net, features, labels, 0.9, training, torch.Generator().manual_seed(7))
+
+    draw, q, path = torch.Generator().manual_seed(7), 0.5, [0.5]
+    first, first_bias, second, second_bias = _net()
+    for t in range(1, 5):
+        order = torch.randperm(24, generator=draw)
+        for batch in (order[:8], order[8:16], order[16:]):
+            # The generator also moves on by the number of biases, whose masks are all ones.
+            kept = [torch.rand(shape, generator=draw, dtype=torch.float64) < q for shape in ((8, 5), 5, (5, 3), 3)]
+            used = [first * kept[0], first_bias, second * kept[2], second_bias]
+            used = [value.detach().requires_grad_(True) for value in used]
+            inner = (features[batch] @ used[0] + used[1]).clamp(min=0)
+            log_p = torch.log_softmax(inner @ used[2] + used[3], 1)
+            slope = torch.autograd.grad(-log_p[torch.arange(8), labels[batch]].mean(), used)
+            rate = 8.0 * 8 / 128
+            first, second = first - rate * kept[0] * slope[0], second - rate * kept[2] * slope[2]
+            first_bias, second_bias = first_bias - rate * slope[1], second_bias - rate * slope[3]
+        probs = torch.softmax((features @ first + first_bias).clamp(min=0) @ second + second_bias, 1)
+        gap = float(probs.max(1).values.mean()) - 0.9 * float((probs.argmax(1) == labels).double().mean())
+        eta = 0.1 * math.exp(math.log(0.001 / 0.1) * t / 4)
+        q = min(max(q + min(max(gap, -eta), eta), 0.0), 1.0)
+        path.append(q)
+    assert found == pytest.approx(path, abs=1e-12)
+    for value, expected in zip(net, (first, first_bias, second, second_bias), strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("redraw", ["batch", "epoch"])

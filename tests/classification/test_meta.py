@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from math import ceil
 
 import numpy as np
@@ -87,15 +88,21 @@ def test_the_plug_in_rule_promises_nothing_of_the_kind() -> None:
     assert failures > 12
 
 
-def test_the_plug_in_table_is_the_authors_with_every_row_in_a_bin() -> None:
+@pytest.mark.parametrize("n", [200, 137])
+def test_the_plug_in_table_is_the_authors_with_every_row_in_a_bin(n: int) -> None:
+    """Bins (lo, hi] between the 5 % quantiles, the lowest row in the first."""
     rng = np.random.default_rng(0)
-    scores, hits = np.sort(rng.random(200)), rng.integers(0, 2, 200).astype(float)
+    scores, hits = rng.random(n), rng.integers(0, 2, n).astype(float)
+    cuts = [np.quantile(scores, k / 20) for k in range(21)]
+    accuracies, means = [], []
+    for low, high in itertools.pairwise(cuts):
+        inside = [i for i in range(n) if low < scores[i] <= high or (low == cuts[0] and scores[i] == low)]
+        assert len(inside) in {n // 20, n // 20 + 1}
+        accuracies.append(sum(hits[i] for i in inside) / len(inside))
+        means.append(sum(scores[i] for i in inside) / len(inside))
     entropies, running = _plug_in(scores, hits)
-    accuracies = [hits[10 * b : 10 * b + 10].mean() for b in range(20)]
-    # The quantile "higher" puts the first edge one row further: bins of 11, 10, …, 9 rows or so; means stay close.
-    np.testing.assert_allclose(running[-1], np.mean(accuracies), atol=0.02)
-    assert len(entropies) == 20
-    assert entropies[0] == pytest.approx(scores[:11].mean(), abs=0.01)
+    np.testing.assert_allclose(entropies, means, rtol=1e-12)
+    np.testing.assert_allclose(running, [sum(accuracies[: b + 1]) / (b + 1) for b in range(20)], rtol=1e-12)
 
 
 def test_a_target_out_of_reach_says_what_can_be_reached() -> None:
@@ -110,6 +117,14 @@ def test_an_easy_target_gives_no_row_up() -> None:
     for confidence in (0.95, None):
         made = MetaAccuracy.fit(calibration_rows(0), accuracy=0.01, confidence=confidence)
         assert bool(made.covered(HELD_OUT).all())
+
+
+@pytest.mark.parametrize("confidence", [0.95, None])
+def test_a_single_row_decides_nothing(confidence: float | None) -> None:
+    one = calibration_rows(0, 1)
+    assert bool(MetaAccuracy.fit(one, confidence=confidence).covered(HELD_OUT).all())
+    with pytest.raises(DataError, match="on the 0 rows that decide"):
+        MetaAccuracy.fit(one, confidence=confidence, accuracy=0.5)
 
 
 def test_too_few_right_rows_give_nothing_up_and_say_so() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from segcal.classification.core import TemperatureRows
 from segcal.classification.temperature_search import (
     HardBinnedTemperature,
     SoftBinnedTemperature,
@@ -74,6 +75,14 @@ def test_the_searches_are_as_good_as_a_fine_grid() -> None:
 def test_the_temperature_that_drew_the_labels_is_found(method: type) -> None:
     data = draw_rows(40_000, 4, temperature=1.7)
     assert method.fit(data).temperature == pytest.approx(1.7, rel=0.06)
+
+
+@pytest.mark.parametrize("method", [SoftBinnedTemperature, HardBinnedTemperature])
+def test_few_rows_are_said_as_temperature_scaling_says_them(method: type[SoftBinnedTemperature]) -> None:
+    few = DATA.rows(torch.arange(499))
+    assert f"{method.name} was fitted on only 499 rows" in method.fit(few).warnings
+    assert TemperatureRows.fit(few).warnings == ("ts was fitted on only 499 rows",)
+    assert method.fit(DATA.rows(torch.arange(500))).warnings == ()
 
 
 def test_settings_out_of_range_are_named() -> None:

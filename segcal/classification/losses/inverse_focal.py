@@ -13,7 +13,8 @@ GAMMA_LIMIT = 3.5911214766686221
 """The largest γ for which the loss never rises with p_y: the minimum over p of (1 + p) / (-p ln p).
 
 d/dp [-(1+p)^γ ln p] = -(1+p)^(γ-1) [(1+p)/p + γ ln p] is positive where γ > (1+p)/(-p ln p). That quotient is
-stationary where ln p + 1 + p = 0, so p = W(1/e) = 0.2785, and its value there is 1/p. The paper says "greater than 4".
+stationary where ln p + 1 + p = 0, so p = W(1/e) = 0.2785, and its value there is 1/p. The paper says "greater than 4"
+(App. C.2) and "γ > 3.5" (Section 5).
 """
 
 

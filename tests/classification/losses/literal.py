@@ -71,6 +71,12 @@ def aurc(P: Sequence[Row], y: Sequence[int], name: str) -> float:
     return sum(risks) / len(risks)
 
 
+def aurc_log(P: Sequence[Row], y: Sequence[int], name: str) -> float:
+    order = sorted(range(len(P)), key=lambda i: score(P[i], name))
+    n = len(P)
+    return sum(-math.log(1 - r / (n + 1)) * -math.log(P[i][y[i]]) for r, i in enumerate(order, 1)) / n
+
+
 def au_p(P: Sequence[Row], y: Sequence[int], name: str, kappa: float, nu: float, n_bins: int) -> float:
     g = [score(p, name) for p in P]
     n = len(g)

@@ -27,6 +27,7 @@ CASES: list[Case] = [
     ("dual_focal", {}, lambda P, y: literal.dual_focal(P, y, 5, released=False)),
     ("dual_focal_released", {"gamma": 2.6}, lambda P, y: literal.dual_focal(P, y, 2.6, released=True)),
     *(("aurc", {"score": s}, lambda P, y, s=s: literal.aurc(P, y, s)) for s in ("msp", "margin", "negative_entropy")),
+    ("aurc", {"estimator": "log"}, lambda P, y: literal.aurc_log(P, y, "msp")),
     *(
         (
             "au_p",
