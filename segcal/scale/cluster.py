@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
 import dask
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Status
 
 from segcal.errors import ClusterAwayError, ClusterError, UsageError
 from segcal.scale.dask_cases import DaskCases
@@ -18,10 +19,17 @@ from segcal.scale.remote import difference, versions
 DEFAULT_WAIT_S = 300.0
 """For the first worker, and for another one when all are gone; Dask's setting `segcal.wait-for-workers` changes it."""
 CONNECT_S = 20.0
+REPLACE_S = 1.0
+"""How often local workers that Dask has given up are looked for."""
 
 LOCAL_SETTINGS: dict[str, Any] = {
     # A case that took down three workers in a row is tried once more alone and then given up.
     "distributed.scheduler.allowed-failures": 2,
+    # A worker gets its next case when it has finished one; the others wait where any worker can take them.
+    "distributed.scheduler.worker-saturation": 1.0,
+    # Dask ends the nanny of a worker that is away at this time after it was lost, even while the nanny is starting it
+    # once more because it died twice. On one machine a nanny is never lost, so it may go on.
+    "distributed.deploy.lost-worker-timeout": "24h",
     # A paused worker would wait for memory that nobody frees; one that outgrows its share is ended and its case tried
     # elsewhere. Spilling has no point: workers keep nothing but small results.
     "distributed.worker.memory.target": False,
@@ -89,16 +97,45 @@ def open_cluster(
 def _local(workers: int, memory_limit: str | int | None) -> Iterator[LocalCluster]:
     # Left out, it is shared out by workers; Dask's own word for that, "auto", would share it out by cores.
     limit = {} if memory_limit is None else {"memory_limit": memory_limit}
-    with LocalCluster(
-        n_workers=workers,
-        threads_per_worker=1,
-        processes=True,
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0" if find_spec("bokeh") is not None else None,
-        silence_logs=logging.CRITICAL,
-        **limit,
-    ) as cluster:
+    with (
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=True,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0" if find_spec("bokeh") is not None else None,
+            silence_logs=logging.CRITICAL,
+            **limit,
+        ) as cluster,
+        _replaced(cluster),
+    ):
         yield cluster
+
+
+@contextmanager
+def _replaced(cluster: LocalCluster) -> Iterator[None]:
+    """Workers that Dask has given up are replaced by new ones, so that a case that ends all of them ends no run."""
+
+    async def start_missing() -> None:
+        with suppress(Exception):  # one that dies at its start, too, is replaced in its turn
+            await cluster
+
+    async def look() -> None:
+        while True:
+            await asyncio.sleep(REPLACE_S)
+            for name, nanny in list(cluster.workers.items()):
+                if nanny.status in (Status.closed, Status.failed):
+                    del cluster.workers[name]
+            if cluster.worker_spec.keys() - cluster.workers.keys():
+                # Ended in the middle, a worker would be neither there nor closed.
+                await asyncio.shield(start_missing())
+
+    loop: Any = cluster.loop
+    looking = asyncio.run_coroutine_threadsafe(look(), loop.asyncio_loop)
+    try:
+        yield
+    finally:
+        looking.cancel()
 
 
 @contextmanager

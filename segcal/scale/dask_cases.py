@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from dask._task_spec import Task, TaskRef
 from distributed import CancelledError, Client, Future, KilledWorker
 
 from segcal.case_map import Item, Outcome, Result
@@ -147,7 +148,10 @@ class _Run:
     def _start(self, item: object) -> Future[Any]:
         self._n_submitted += 1
         key = f"segcal-case-{self._name}-{self._n_submitted}"
-        future = self.client.submit(run_item, self._job, item, key=key, pure=False)
+        assert self._job is not None
+        # Without this mark Dask prefers workers that already have the function, and the others look on.
+        task = Task(key, run_item, TaskRef(self._job.key), item, _data_producer=True)
+        future: Future[Any] = self.client.get({key: task}, key, sync=False)
         future.add_done_callback(self._finished.put)
         return future
 

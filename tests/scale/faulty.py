@@ -89,6 +89,22 @@ class Slow:
         return item, os.getpid()
 
 
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """Two items wait for each other, 0 for 1 and 2 for 3: both must be under way at once, in two processes."""
+
+    folder: Path
+
+    def __call__(self, item: int) -> int:
+        (self.folder / str(item)).touch()
+        deadline = time.monotonic() + 20
+        while not (self.folder / str(item ^ 1)).exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{item} was alone")
+            time.sleep(0.01)
+        return os.getpid()
+
+
 def sleep_long(item: int) -> int:
     time.sleep(20)
     return item

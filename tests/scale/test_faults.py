@@ -25,7 +25,7 @@ from segcal.scale import DaskCases, cluster, open_cluster, remote
 from tests.apply_data import temperature
 from tests.fit_data import write_ensemble
 from tests.scale.dask_processes import dask_process
-from tests.scale.faulty import Slow, sleep_long, with_fault
+from tests.scale.faulty import Meet, Slow, sleep_long, with_fault
 from tests.scale.test_same_bytes import files_below
 
 CPU = torch.device("cpu")
@@ -57,6 +57,13 @@ def test_a_worker_killed_in_the_middle_of_a_fit_changes_nothing(
     assert found.sha256 == fit(manifest, method="dc", trials=2, device=CPU).sha256
     workers.client.wait_for_workers(2, timeout=60)
     assert processes(workers) != before
+
+
+def test_cases_are_shared_out_to_all_workers(workers: DaskCases, tmp_path: Path) -> None:
+    """Workers that have the function already, and those that have done more, are not preferred."""
+    workers.client.wait_for_workers(2, timeout=60)
+    processes = [outcome.result() for outcome in workers(Meet(tmp_path), range(8))]
+    assert all(one != other for one, other in zip(processes[::2], processes[1::2], strict=True))
 
 
 def test_a_worker_killed_while_it_tries_a_trial_changes_nothing(
@@ -138,6 +145,18 @@ def test_a_case_that_kills_every_worker_is_the_only_one_lost(
     assert list(run.failed) == ["case_02"]
     assert "case_02: 6 workers died while they worked on it" in run.failed["case_02"]
     assert len(run.done) == 5
+
+
+def test_a_local_worker_that_dask_has_given_up_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask gives up one that is not there so long after it was lost; with one worker nobody would be left."""
+    monkeypatch.setitem(cluster.LOCAL_SETTINGS, "distributed.deploy.lost-worker-timeout", "200ms")
+    with open_cluster(workers=1, wait_s=30) as cases:
+        local = cases.client.cluster
+        first = local.workers[0]
+        faulty = with_fault(cases, "1", "kill", tmp_path / "killed")
+        assert [outcome.result()[0] for outcome in faulty(Slow(3), range(3))] == [0, 1, 2]
+        assert len(local.workers) == 1
+        assert local.workers[0] is not first
 
 
 @pytest.mark.slow
