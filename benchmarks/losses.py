@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import torch
+from _results import entry, record
 from torch import Tensor
 
 from segcal.classification.losses import LOSSES, make_loss
@@ -67,6 +68,8 @@ def main() -> None:
     for name, (seconds, peak) in found.items():
         ratios = seconds / found["torch"][0], peak / found["torch"][1]
         print(f"| {name} | {seconds:.2f} | {ratios[0]:.1f} | {peak / 1e6:.0f} | {ratios[1]:.1f} | {peak / size:.1f} |")
+    whole = (name for name in found if name != "torch" and chosen.shape == parser.get_default("shape"))
+    record(entry(f"losses/{name}/cpu over torch", found[name][0] / found["torch"][0], "x") for name in whole)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from _results import entry, record
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the generator of the tests
 
@@ -36,7 +37,7 @@ from segcal.fitting.gather import gather
 from segcal.fitting.run import fit
 from segcal.manifest import Manifest, Split
 from segcal.scale import DaskCases, open_cluster
-from segcal.threads import one_thread
+from segcal.threads import allowed_threads, one_thread
 
 CPU = torch.device("cpu")
 TASKS = 200
@@ -87,14 +88,13 @@ def stages(
         wall = seconds(work)
         return Cost(wall, cpu_seconds(case_map) - before)
 
-    with one_thread():
-        return {
-            "fit: reading": cost(
-                lambda: gather(manifest, ids, pooling="logits", sizes=sizes, device=CPU, case_map=case_map)
-            ),
-            "apply": cost(lambda: apply_calibrator(fitted, manifest, out, device=CPU, cases=ids, case_map=case_map)),
-            "evaluate": cost(lambda: evaluate(manifest, [fitted], cases=ids, device=CPU, case_map=case_map)),
-        }
+    return {
+        "fit: reading": cost(
+            lambda: gather(manifest, ids, pooling="logits", sizes=sizes, device=CPU, case_map=case_map)
+        ),
+        "apply": cost(lambda: apply_calibrator(fitted, manifest, out, device=CPU, cases=ids, case_map=case_map)),
+        "evaluate": cost(lambda: evaluate(manifest, [fitted], cases=ids, device=CPU, case_map=case_map)),
+    }
 
 
 def client_alone(manifest: Manifest, ids: Sequence[str], folder: Path) -> None:
@@ -144,10 +144,15 @@ def main() -> None:
         ids = sorted(case.id for case in manifest.labelled_cases)[: options.cases]
         split = Split(calibration=tuple(ids[:2]))
         fitted = fit(manifest, method="ts", split=split, device=CPU)
+        stages(manifest, fitted, ids[:1], folder, in_process)  # compiled loops are there
         alone = stages(manifest, fitted, ids, folder, in_process)
-        print(f"{len(ids)} cases, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; one process without Dask:")
+        print(
+            f"{len(ids)} cases, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; "
+            f"one process without Dask, {allowed_threads()} threads:"
+        )
         print("\n".join(f"  {stage}: {cost}" for stage, cost in alone.items()))
         client_alone(manifest, ids, folder)
+        strong, weak = dict[int, dict[str, Cost]](), dict[int, dict[str, Cost]]()
         for workers in options.workers:
             start = time.perf_counter()
             with open_cluster(workers=workers) as cases:
@@ -155,14 +160,28 @@ def main() -> None:
                 stages(manifest, fitted, ids[:workers], folder, cases)  # the workers have imported what they need
                 each = cost_of_nothing(cases)
                 print(f"{workers} workers: started in {opened:.1f} s; a task of nothing: {each}")
-                strong = stages(manifest, fitted, ids, folder, cases)
+                strong[workers] = stages(manifest, fitted, ids, folder, cases)
                 part = ids[: max(1, len(ids) * workers // max(options.workers))]
-                weak = stages(manifest, fitted, part, folder, cases)
-            for stage in alone:
-                ratio = f"{alone[stage].wall / strong[stage].wall:.2f} times as fast as one process"
-                more = f"{strong[stage].cpu / alone[stage].cpu:.2f} times its CPU"
-                print(f"{workers} workers, {stage}: strong {strong[stage]} for {len(ids)} cases, {ratio}, {more}")
-                print(f"{workers} workers, {stage}: weak {weak[stage]} for {len(part)} cases")
+                weak[workers] = stages(manifest, fitted, part, folder, cases)
+            for stage, cost in strong[workers].items():
+                ratio = f"{alone[stage].wall / cost.wall:.2f} times as fast as one process"
+                more = f"{cost.cpu / alone[stage].cpu:.2f} times its CPU"
+                print(f"{workers} workers, {stage}: strong {cost} for {len(ids)} cases, {ratio}, {more}")
+                print(f"{workers} workers, {stage}: weak {weak[workers][stage]} for {len(part)} cases")
+        keep("small cases" if options.manifest is None else "given cases", strong, weak)
+
+
+def keep(what: str, strong: Mapping[int, Mapping[str, Cost]], weak: Mapping[int, Mapping[str, Cost]]) -> None:
+    """For the file of results: the most workers against the fewest."""
+    few, many = min(strong), max(strong)
+    if few == many:
+        return
+    for stage in strong[few]:
+        name = f"scaling/{what}, {stage}, {many} workers over {few}"
+        strong_ratio = strong[few][stage].wall / strong[many][stage].wall
+        weak_ratio = weak[many][stage].wall / weak[few][stage].wall
+        print(f"{name}: {strong_ratio:.2f} times as fast, as many cases a worker {weak_ratio:.2f} times as long")
+        record([entry(f"{name}/strong", strong_ratio, "x"), entry(f"{name}/weak", weak_ratio, "x")])
 
 
 def cost_of_nothing(cases: DaskCases) -> str:
