@@ -21,6 +21,7 @@ from torch.nn.functional import logsigmoid
 
 from segcal.checks.value_counts import n_equal
 from segcal.chunks import chunk_slices, chunk_voxels
+from segcal.device import takes_loop
 from segcal.errors import DataError, GeometryError
 from segcal.io.archive import AnyArray
 from segcal.io.members import Member
@@ -191,11 +192,29 @@ def pooled_decision(logits: Tensor, *, regions: bool, dtype: torch.dtype = torch
     if regions:
         return logits > 0
     flat = logits.reshape(logits.shape[0], -1)
-    decision = empty_volume(flat.shape[1:], dtype, logits.device)
+    largest = _largest_by_loop if takes_loop(flat) else _largest
+    return largest(flat, dtype).reshape(logits.shape[1:])
+
+
+def _largest_by_loop(flat: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same as `_largest` by one compiled loop."""
+    from segcal.compiled.flat_rows import flat_rows  # brings numba, which only those who need it wait for
+    from segcal.compiled.winners import find_largest
+
+    # One type for everybody: the loop is compiled, and kept for later runs, once.
+    narrow = torch.uint8 if flat.shape[0] <= 256 else torch.int64
+    largest = empty_volume(flat.shape[1:], narrow, flat.device)
+    find_largest(*flat_rows(flat), flat.shape[0], largest.numpy())
+    return largest.to(dtype)
+
+
+def _largest(flat: Tensor, dtype: torch.dtype) -> Tensor:
+    """The first largest class of (C, n), in pieces: indices of a whole volume are large."""
+    largest = empty_volume(flat.shape[1:], dtype, flat.device)
     for part in chunk_slices(flat.shape[1], chunk_voxels(flat.shape[0])):
         # `max` also gives the first index on ties and is four times faster than `argmax` across channels.
-        decision[part] = flat[:, part].max(dim=0).indices
-    return decision.reshape(logits.shape[1:])
+        largest[part] = flat[:, part].max(dim=0).indices
+    return largest
 
 
 def pool_members(members: Iterable[Member], pooling: Pooling, *, regions: bool, device: torch.device) -> Pooled:

@@ -1,4 +1,4 @@
-"""Where the largest class of a voxel is not the wanted one."""
+"""The largest class of every voxel, the first of equals; and where it is not the wanted one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,30 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from segcal.compiled.build import compiled
+from segcal.compiled.build import compiled, inlined
 
 _BLOCK = 512
 
 Floats: TypeAlias = NDArray[np.floating]
+
+
+@compiled
+def find_largest(rows: Floats, stride: int, n_classes: int, largest: NDArray[np.integer]) -> None:
+    """Write the first largest class of every voxel into `largest`.
+
+    Args:
+        rows: values of class c and voxel i at c * stride + i; see `flat_rows`.
+        stride: from one class to the next.
+        n_classes: how many there are; `largest` must have room for their indices.
+        largest: (n,) room for the answer.
+    """
+    top, winner = np.empty(_BLOCK, rows.dtype), np.empty(_BLOCK, np.int32)
+    for begin in range(0, len(largest), _BLOCK):
+        size = min(_BLOCK, len(largest) - begin)
+        _first_largest(rows, stride, n_classes, begin, size, top, winner)
+        answer = largest[begin : begin + size]
+        for i in range(size):
+            answer[i] = winner[i]
 
 
 @compiled
@@ -34,16 +53,8 @@ def find_differing(
     n_found = 0
     for begin in range(0, len(wanted), _BLOCK):
         size = min(_BLOCK, len(wanted) - begin)
-        chosen, first = wanted[begin : begin + size], rows[begin : begin + size]
-        for i in range(size):
-            top[i] = first[i]
-            winner[i] = 0
-        for c in range(1, n_classes):
-            row = rows[c * stride + begin : c * stride + begin + size]
-            for i in range(size):
-                ahead = row[i] > top[i]
-                winner[i] = c if ahead else winner[i]
-                top[i] = row[i] if ahead else top[i]
+        chosen = wanted[begin : begin + size]
+        _first_largest(rows, stride, n_classes, begin, size, top, winner)
         n_wrong = 0
         for i in range(size):
             n_wrong += chosen[i] != winner[i]
@@ -53,3 +64,20 @@ def find_differing(
                     found[n_found] = begin + i
                     n_found += 1
     return n_found
+
+
+@inlined
+def _first_largest(
+    rows: Floats, stride: int, n_classes: int, begin: int, size: int, top: Floats, winner: NDArray[np.int32]
+) -> None:
+    """Of `size` voxels from `begin`: the largest value and its class."""
+    first = rows[begin : begin + size]
+    for i in range(size):
+        top[i] = first[i]
+        winner[i] = 0
+    for c in range(1, n_classes):
+        row = rows[c * stride + begin : c * stride + begin + size]
+        for i in range(size):
+            ahead = row[i] > top[i]
+            winner[i] = c if ahead else winner[i]
+            top[i] = row[i] if ahead else top[i]

@@ -1,4 +1,4 @@
-"""Where the largest class is not the wanted one: the loop finds what the torch operations find."""
+"""The largest class, and where it is not the wanted one: the loops find what the torch operations find."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from segcal.compiled.flat_rows import flat_rows
+from segcal.pooling import _largest, _largest_by_loop
 from segcal.preserve import _differing, _differing_by_loop
 
 
@@ -20,6 +21,23 @@ def test_the_loop_finds_the_same_voxels_ties_included(n_classes: int, dtype: tor
     wanted = torch.where(torch.rand(n_voxels, generator=generator) < 0.5, probs.max(0).indices, wanted)
 
     assert torch.equal(_differing_by_loop(probs, wanted.to(dtype)), _differing(probs, wanted))
+
+
+@pytest.mark.parametrize("n_classes", [1, 2, 7, 300])
+@pytest.mark.parametrize("n_voxels", [0, 1, 511, 512, 513, 2000])
+def test_the_loop_finds_the_first_largest_class(n_classes: int, n_voxels: int) -> None:
+    generator = torch.Generator().manual_seed(n_voxels)
+    logits = torch.randint(-3, 4, (n_classes, n_voxels), generator=generator).float()  # ties in most voxels
+
+    found = _largest_by_loop(logits, torch.int64)
+
+    assert found.dtype == torch.int64
+    assert found.tolist() == [row.index(max(row)) for row in logits.T.tolist()]
+    assert torch.equal(found, _largest(logits, torch.int64))
+
+
+def test_every_class_of_256_fits_into_a_byte() -> None:
+    assert _largest_by_loop(torch.eye(256), torch.uint8).tolist() == list(range(256))
 
 
 @pytest.mark.parametrize("layout", ["whole", "cut", "transposed", "every second", "one class repeated"])
