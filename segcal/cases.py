@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,6 +63,22 @@ class CaseData:
     kind: Kind
     fingerprints: tuple[str, ...]
     n_fill: int = 0
+
+    def within_crop(self) -> CaseData:
+        """The crop as a case of its own, without labels; the case itself where there is no crop."""
+        if self.crop is None:
+            return self
+        z, y, x = (slice(low, high) for low, high in self.crop)
+        return replace(
+            self,
+            logits=self.logits[:, z, y, x].contiguous(),
+            decision=self.decision[..., z, y, x].contiguous(),
+            labels=None,
+            region_labels=None,
+            valid=None,
+            inside=None,
+            crop=None,
+        )
 
 
 class Want(NamedTuple):

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from segcal.io.atomic import atomic_write
 from segcal.manifest import Manifest
 from segcal.preserve import keep_decision
 from segcal.regions import RegionCalibrator
+from segcal.slabs import BySlabs
 from segcal.types import AppliedPooling, Box, Pooling
 
 MAX_FILE_BYTES = 1 << 30
@@ -83,10 +85,12 @@ class FittedCalibrator:
         return probs
 
     def probs_by_voxels(self, case: CaseData) -> Callable[[slice], Tensor]:
-        """`volume_probs` of any run of flattened voxels, without the volume; only for voxel-wise calibrators."""
+        """`volume_probs` of runs of flattened voxels, one after the other, without the volume; not for regions."""
         calibrator = self.calibrator
         if not isinstance(calibrator, Calibrator):
             raise ParameterError(f"{self.info.method}: regions are calibrated as volumes, not voxel by voxel")
+        if calibrator.spatial:
+            return self._by_slabs(case, calibrator)
         logits = case.logits.reshape(case.logits.shape[0], -1)
         decision = case.decision.reshape(-1)
         inside = None if case.inside is None else case.inside.reshape(-1)
@@ -101,6 +105,20 @@ class FittedCalibrator:
             return part
 
         return probs
+
+    def _by_slabs(self, case: CaseData, calibrator: Calibrator) -> BySlabs:
+        """Slices that `volume_probs` works on at once are made at once here too, so that both give the same bits."""
+        n_classes, depth, height, width = case.logits.shape
+        (low, high), rows, columns = case.crop or ((0, depth), (0, height), (0, width))
+        step = calibrator.slices_at_once(n_classes, rows[1] - rows[0], columns[1] - columns[0])
+
+        def probs(z: slice) -> Tensor:  # slabs lie within the crop or beside it
+            box = (0, z.stop - z.start if low <= z.start < high else 0), rows, columns
+            return self.cropped_probs(case.logits[:, z], case.decision[z], None if case.crop is None else box)
+
+        cuts = [0, *range(low, high, step), high, depth]
+        slabs = [slice(begin, end) for begin, end in pairwise(cuts) if begin < end]
+        return BySlabs(probs, slabs, height * width)
 
     def _box_probs(self, logits: Tensor, decision: Tensor) -> Tensor:
         if isinstance(self.calibrator, RegionCalibrator):

@@ -13,6 +13,7 @@ from torch import Tensor
 from segcal.applying.record import ApplySettings
 from segcal.applying.stored import store_classes, store_regions
 from segcal.cases import CaseData
+from segcal.chunks import chunk_slices, chunk_voxels
 from segcal.fitted import FittedCalibrator
 from segcal.preserve import keep_near_ties
 from segcal.threads import one_thread
@@ -46,18 +47,54 @@ def calibrated_maps(fitted: FittedCalibrator, case: CaseData, settings: ApplySet
     The decision is the pooled one for preserving methods and that of the calibrated probabilities for the others.
     The stored map and the segmentation both say it, so they agree at every dtype.
     """
-    probs = fitted.volume_probs(case)
     preserving = fitted.info.preserves is not None
-    if regions:
-        decision = case.decision if preserving else probs > 0.5
-        stored = store_regions(probs, decision, settings.dtype)
-        labels = paint_regions(decision, settings.label_values)
-    else:
-        labels = decision = case.decision if preserving else probs.max(0).indices
-        stored = store_classes(probs, decision, settings.dtype)
+    if not regions:
+        return _class_maps(fitted, case, settings, preserving=preserving)
+    probs = fitted.volume_probs(case)
+    decision = case.decision if preserving else probs > 0.5
+    stored = store_regions(probs, decision, settings.dtype)
+    labels = label_array(paint_regions(decision, settings.label_values), settings.label_values)
+    return CaseMaps(stored, labels, _extras(probs, settings, regions=True), case.crop)
+
+
+def _class_maps(fitted: FittedCalibrator, case: CaseData, settings: ApplySettings, *, preserving: bool) -> CaseMaps:
+    """One run of voxels after the other, so that no volume stands beside the one that is stored."""
+    if case.crop is not None:
+        inside = _class_maps(fitted, case.within_crop(), settings, preserving=preserving)
+        return _in_background(inside, case.crop, tuple(case.logits.shape[1:]), settings)
+    n_classes, *space = case.logits.shape
+    probs_of, pooled = fitted.probs_by_voxels(case), case.decision.reshape(-1)
+    decision = pooled if preserving else torch.empty_like(pooled)
+    stored = np.empty((n_classes, pooled.numel()), dtype=settings.dtype)
+    extras = []
+    for where in chunk_slices(pooled.numel(), chunk_voxels(n_classes)):
+        probs = probs_of(where)
+        if not preserving:
+            decision[where] = probs.max(0).indices
+        stored[:, where] = store_classes(probs, decision[where], settings.dtype)
+        extras.append(_extras(probs, settings, regions=False))
     return CaseMaps(
-        stored, label_array(labels, settings.label_values), _extras(probs, settings, regions=regions), case.crop
+        stored.reshape(n_classes, *space),
+        label_array(decision.reshape(space), settings.label_values),
+        {name: np.concatenate([part[name] for part in extras]).reshape(space) for name in extras[0]},
+        crop=None,
     )
+
+
+def _in_background(maps: CaseMaps, crop: Box, space: tuple[int, ...], settings: ApplySettings) -> CaseMaps:
+    """The maps of a crop, put into a volume of certain background."""
+    box = tuple(slice(low, high) for low, high in crop)
+    certain = torch.zeros((len(maps.probabilities), 1, 1, 1), device="cpu")
+    certain[0] = 1.0
+    stored = np.empty((len(certain), *space), dtype=settings.dtype)
+    stored[:] = store_classes(certain, torch.zeros((1, 1, 1), dtype=torch.int64, device="cpu"), settings.dtype)
+    stored[:, *box] = maps.probabilities
+    segmentation = np.zeros(space, dtype=maps.segmentation.dtype)
+    segmentation[box] = maps.segmentation
+    extras = {name: np.full(space, value) for name, value in _extras(certain, settings, regions=False).items()}
+    for name, values in maps.extras.items():
+        extras[name][box] = values
+    return CaseMaps(stored, segmentation, extras, crop)
 
 
 def member_maps(

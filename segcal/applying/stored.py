@@ -7,7 +7,6 @@ a reader will see.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from segcal.chunks import chunk_voxels
+from segcal.chunks import chunk_slices, chunk_voxels
 from segcal.errors import UsageError
 from segcal.preserve import keep_decision, keep_region_decision
 
@@ -53,24 +52,25 @@ def store_classes(probs: Tensor, decision: Tensor, dtype: StorageType) -> NDArra
     """Round class probabilities to the storage type and keep the decision in the result.
 
     Args:
-        probs: (C, z, y, x) float32, every voxel summing to 1.
-        decision: (z, y, x) int64, the argmax of `probs`; that of the result, first index on ties, is the same.
+        probs: (C, ...) float32, every voxel summing to 1.
+        decision: (...) class index, the argmax of `probs`; that of the result, first index on ties, is the same.
         dtype: float32, float16, or uint16 in steps of 1/65535.
 
     Returns:
-        (C, z, y, x) in the storage type. Voxels sum to 1 within its resolution: uint16 voxels to 65535, or 65536
+        Like `probs` in the storage type. Voxels sum to 1 within its resolution: uint16 voxels to 65535, or 65536
         where a tie had to be broken.
     """
     if dtype == "float32":
         return _to_numpy(probs)  # nothing is rounded
-    stored = np.empty(probs.shape, dtype=dtype)
-    for planes in _chunks(probs.shape):
-        part, wanted = probs[:, planes], decision[planes]
+    flat, winners = probs.reshape(probs.shape[0], -1), decision.reshape(-1)
+    stored = np.empty(flat.shape, dtype=dtype)
+    for where in chunk_slices(flat.shape[1], chunk_voxels(flat.shape[0])):
+        part, wanted = flat[:, where], winners[where]
         if dtype == "float16":
-            _store_half(part, wanted, torch.from_numpy(stored[:, planes]).to("cpu"))
+            _store_half(part, wanted, torch.from_numpy(stored[:, where]).to("cpu"))
         else:
-            stored[:, planes] = _to_numpy(keep_decision(_steps_summing_to_one(part, wanted), wanted))
-    return stored
+            stored[:, where] = _to_numpy(keep_decision(_steps_summing_to_one(part, wanted), wanted))
+    return stored.reshape(probs.shape)
 
 
 def store_regions(probs: Tensor, decision: Tensor, dtype: StorageType) -> NDArray[np.generic]:
@@ -118,14 +118,6 @@ def _steps_summing_to_one(probs: Tensor, decision: Tensor) -> Tensor:
         # One step is left free above every rival, so that keep_decision can always put the winner on top.
         channel.clamp_(0, UINT16_STEPS).sub_((~wins & (channel == UINT16_STEPS)).to(torch.int32))
     return steps
-
-
-def _chunks(shape: torch.Size) -> Iterator[slice]:
-    """Runs of planes small enough that temporaries stay in the cache."""
-    n_classes, depth, height, width = shape
-    step = max(1, chunk_voxels(n_classes) // (height * width))
-    for start in range(0, depth, step):
-        yield slice(start, start + step)
 
 
 def _to_numpy(values: Tensor) -> NDArray[np.generic]:

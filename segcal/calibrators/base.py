@@ -37,7 +37,7 @@ class Calibrator(ABC):
         name: the registry key, the paper's short name.
         translation_invariant: adding one constant to all logits of a voxel changes nothing.
         preserves: "order" keeps the ranking of the classes, "argmax" the winner, None neither.
-        spatial: needs whole volumes because a voxel's neighbours matter.
+        spatial: a voxel's neighbours in its slice (z) matter, so whole slices are needed.
     """
 
     name: ClassVar[str]
@@ -106,6 +106,10 @@ class Calibrator(ABC):
     def volume_probs(self, logits: Tensor, decision: Tensor | None = None) -> Tensor:
         """Probabilities of a volume: (C, z, y, x) logits, (z, y, x) decision, in the dtype of `logits`."""
         return _in_chunks(self.voxel_probs, logits, decision)
+
+    def slices_at_once(self, n_classes: int, height: int, width: int) -> int:
+        """How many slices `volume_probs` works on at a time; only of spatial calibrators."""
+        raise ParameterError(f"{self.name} works on voxels, not on slices of {n_classes} x {height} x {width}")
 
     def probabilities(self, logits: Array, *, class_axis: int, decision: Array | None = None) -> Array:
         """Calibrated probabilities of an array of any shape.

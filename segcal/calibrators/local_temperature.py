@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - the name every torch user knows
 from torch import Tensor
 
 from segcal.calibrators.base import Calibrator, Preserves, at_least_float32, expect_tensor
+from segcal.chunks import chunk_slices
 from segcal.device import takes_loop
 from segcal.errors import ParameterError
 
@@ -112,7 +113,7 @@ class LocalTemperatureScaling(Calibrator):
 
     def _by_slices(self, softmax: Callable[[Tensor, int], Tensor], logits: Tensor) -> Tensor:
         result = torch.empty_like(logits, memory_format=torch.contiguous_format)
-        for part in _chunks(logits):
+        for part in self._slabs(logits):
             slices = at_least_float32(logits[:, part]).transpose(0, 1)
             tau = self._tau(slices)
             result[:, part] = softmax(slices / tau.unsqueeze(1), 1).transpose(0, 1).to(logits.dtype)
@@ -120,8 +121,17 @@ class LocalTemperatureScaling(Calibrator):
 
     def temperatures(self, logits: Tensor) -> Tensor:
         """The temperature map: (C, z, y, x) logits to (z, y, x) tau, at least float32."""
-        parts = [self._tau(at_least_float32(logits[:, part]).transpose(0, 1)) for part in _chunks(logits)]
+        parts = [self._tau(at_least_float32(logits[:, part]).transpose(0, 1)) for part in self._slabs(logits)]
         return torch.cat(parts) if parts else at_least_float32(logits[0])
+
+    def slices_at_once(self, n_classes: int, height: int, width: int) -> int:
+        per_slice = (height + 2 * HALO) * (width + 2 * HALO) * (n_classes + N_MAPS)
+        return max(1, VALUES_PER_CHUNK // per_slice)
+
+    def _slabs(self, logits: Tensor) -> list[slice]:
+        """Groups of slices along axis 1 (z), fixed by the shape alone."""
+        n_classes, n_slices, height, width = logits.shape
+        return list(chunk_slices(n_slices, self.slices_at_once(n_classes, height, width)))
 
     def _tau(self, slices: Tensor) -> Tensor:
         if slices.shape[1] != self.n_classes:
@@ -172,11 +182,3 @@ def _by_loop(padded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     slices, weights, biases = (values.contiguous().numpy() for values in (padded, weight, bias))
     dilated_conv(slices, weights, biases, maps.numpy())
     return maps
-
-
-def _chunks(logits: Tensor) -> list[slice]:
-    """Groups of slices along axis 1 (z), fixed by the shape alone."""
-    n_classes, n_slices, height, width = logits.shape
-    per_slice = (height + 2 * HALO) * (width + 2 * HALO) * (n_classes + N_MAPS)
-    step = max(1, VALUES_PER_CHUNK // per_slice)
-    return [slice(begin, begin + step) for begin in range(0, n_slices, step)]

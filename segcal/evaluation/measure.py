@@ -169,9 +169,8 @@ def case_frame(
 
 
 def _by_voxels(pipeline: Pipeline) -> bool:
-    """Whether any run of voxels can be measured without the rest of the volume."""
-    calibrator = pipeline.fitted.calibrator
-    return not pipeline.each_member and isinstance(calibrator, Calibrator) and not calibrator.spatial
+    """Whether runs of voxels can be measured one after the other, without a volume of probabilities."""
+    return not pipeline.each_member and isinstance(pipeline.fitted.calibrator, Calibrator)
 
 
 def _measure_by_voxels(
