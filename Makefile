@@ -13,7 +13,7 @@ EXPERIMENTS := $(patsubst %,benchmarks/%.py,classifier_scale classifiers digits 
   qa_hippocampus row_intervals)
 BENCHMARKS := $(filter-out benchmarks/_% $(EXPERIMENTS),$(wildcard benchmarks/*.py))
 # Those that know a short form of themselves.
-QUICK_BENCHMARKS := $(shell grep -l -e '"--quick"' $(BENCHMARKS) $(EXPERIMENTS))
+QUICK_BENCHMARKS := $(shell grep -l -e '"--quick"' $(BENCHMARKS))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all lint format bench bench-quick experiments chromium postgres viewer clean
@@ -54,7 +54,7 @@ bench: setup ## speed and memory, one script after the other (about 25 minutes; 
 experiments: setup ## what the tables on methods, losses, intervals and QA in docs/ come from (hours)
 	@set -e; for script in $(EXPERIMENTS); do echo "== $$script"; $(BIN)/python "$$script"; done
 
-bench-quick: setup ## those with a short form on small data, in a minute and a half: shows that they run, not how fast
+bench-quick: setup ## those with a short form on small data, in about a minute: shows that they run, not how fast
 	@set -e; for script in $(QUICK_BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" --quick; done
 
 chromium: ## install chromium and its driver for the browser tests, if missing and you are root; never fails
