@@ -27,16 +27,16 @@ def case_flags(case: QaCase, settings: QaSettings) -> tuple[Flag, ...]:
 def _whole(case: QaCase, settings: QaSettings) -> Iterator[Flag]:
     if isinstance(case.expected_dsc, Undefined):
         yield Flag("nothing_segmented", "nothing is segmented")
-    if _below(case.expected_dsc, settings.min_expected_dsc):
-        yield Flag("low_expected_dsc", f"expected DSC {case.expected_dsc:.3f} < {settings.min_expected_dsc:g}")
-    if _below(case.boundary_confidence, settings.min_boundary_confidence):
-        limit = f"{settings.min_boundary_confidence:g}"
-        yield Flag("unsure_boundary", f"confidence near the boundary {case.boundary_confidence:.3f} < {limit}")
-    if _below(case.member_dice, settings.min_member_dice):
-        yield Flag("low_member_dice", f"Dice between members {case.member_dice:.3f} < {settings.min_member_dice:g}")
-    if _above(case.disagreement, settings.max_disagreement):
-        limit = f"{settings.max_disagreement:g}"
-        yield Flag("members_disagree", f"member disagreement near the boundary {case.disagreement:.3f} > {limit}")
+    if _below(case.expected_dsc, limit := settings.min_expected_dsc):
+        yield Flag("low_expected_dsc", f"expected DSC {_beside(case.expected_dsc, limit)} < {limit:g}")
+    if _below(case.boundary_confidence, limit := settings.min_boundary_confidence):
+        confidence = _beside(case.boundary_confidence, limit)
+        yield Flag("unsure_boundary", f"confidence near the boundary {confidence} < {limit:g}")
+    if _below(case.member_dice, limit := settings.min_member_dice):
+        yield Flag("low_member_dice", f"Dice between members {_beside(case.member_dice, limit)} < {limit:g}")
+    if _above(case.disagreement, limit := settings.max_disagreement):
+        disagreement = _beside(case.disagreement, limit)
+        yield Flag("members_disagree", f"member disagreement near the boundary {disagreement} > {limit:g}")
     for name, score in case.outlyingness.items():
         if not isinstance(score, Undefined) and _above(abs(score), settings.max_outlyingness):
             words = f"{STATISTIC_WORDS[name]} is {score:+.1f} robust standard deviations from the calibration cases"
@@ -45,9 +45,8 @@ def _whole(case: QaCase, settings: QaSettings) -> Iterator[Flag]:
 
 def _of_class(each: ClassQa, settings: QaSettings) -> Iterator[Flag]:
     sums = each.sums
-    if _below(sums.expected_dsc, settings.min_class_expected_dsc):
-        limit = f"{settings.min_class_expected_dsc:g}"
-        yield Flag("low_class_dsc", f"{each.name}: expected DSC {sums.expected_dsc:.3f} < {limit}")
+    if _below(sums.expected_dsc, limit := settings.min_class_expected_dsc):
+        yield Flag("low_class_dsc", f"{each.name}: expected DSC {_beside(sums.expected_dsc, limit)} < {limit:g}")
     gap = sums.volume_gap
     if not isinstance(gap, Undefined) and _above(abs(gap), settings.max_volume_gap):
         yield Flag("volume_gap", f"{each.name}: expected volume differs from the segmented one by {100 * gap:+.1f} %")
@@ -64,3 +63,9 @@ def _below(score: Score, limit: float | None) -> bool:
 
 def _above(score: Score, limit: float | None) -> bool:
     return limit is not None and not isinstance(score, Undefined) and score > limit
+
+
+def _beside(score: Score, limit: float | None) -> str:
+    """A score in three decimals, or as many more as it takes not to read like the limit it is beyond."""
+    texts = (f"{score:.{digits}f}" for digits in range(3, 17))
+    return next((text for text in texts if float(text) != limit), f"{score}")

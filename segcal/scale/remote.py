@@ -37,13 +37,10 @@ class Job:
 
 @cache
 def versions() -> dict[str, str]:
-    """Whatever the last digits of a result depend on, in this process."""
-    return {
-        "segcal": segcal.__version__,
-        "torch": version("torch"),
-        "numpy": version("numpy"),
-        "python": ".".join(platform.python_version_tuple()[:2]),
-    }
+    """Whatever the last digits of a result, or the bytes of a packed map, depend on, in this process."""
+    packages = {name: version(name) for name in ("torch", "numpy", "scipy", "numba", "edt", "isal")}
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"segcal": segcal.__version__, **packages, "python": python}
 
 
 def difference(expected: Mapping[str, str], found: Mapping[str, str], who: str) -> str | None:

@@ -45,6 +45,15 @@ def test_a_number_on_its_threshold_is_no_flag(number: str, threshold: float, bey
     assert codes(**{number: math.nextafter(threshold, beyond)}) == [code]
 
 
+@pytest.mark.parametrize(
+    ("score", "text"),
+    [(0.7, "expected DSC 0.700 < 0.8"), (0.79996, "expected DSC 0.79996 < 0.8"), (0.8 - 1e-9, "0.799999999 < 0.8")],
+)
+def test_a_number_never_reads_like_the_threshold_it_is_beyond(score: float, text: str) -> None:
+    (flag,) = case_flags(replace(FINE, expected_dsc=score), QaSettings(min_expected_dsc=0.8))
+    assert text in flag.text
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_outlyingness_counts_on_both_sides(sign: int) -> None:
     limit = SETTINGS.max_outlyingness
