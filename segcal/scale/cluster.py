@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
+from multiprocessing import resource_tracker
 from typing import Any
 
 import dask
@@ -97,8 +99,8 @@ def open_cluster(
 def _local(workers: int, memory_limit: str | int | None) -> Iterator[LocalCluster]:
     # Left out, it is shared out by workers; Dask's own word for that, "auto", would share it out by cores.
     limit = {} if memory_limit is None else {"memory_limit": memory_limit}
-    with (
-        LocalCluster(
+    with _deaf_processes():
+        cluster = LocalCluster(
             n_workers=workers,
             threads_per_worker=1,
             processes=True,
@@ -106,10 +108,27 @@ def _local(workers: int, memory_limit: str | int | None) -> Iterator[LocalCluste
             dashboard_address="127.0.0.1:0" if find_spec("bokeh") is not None else None,
             silence_logs=logging.CRITICAL,
             **limit,
-        ) as cluster,
-        _replaced(cluster),
-    ):
+        )
+    with cluster, _replaced(cluster):
         yield cluster
+
+
+@contextmanager
+def _deaf_processes() -> Iterator[None]:
+    """Processes started by threads that begin in this block, ever, do not hear Ctrl-C: the command does, and ends them.
+
+    A terminal sends it to all processes, and every worker would print a traceback. Threads and processes inherit the
+    signals that are held back where they are started.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # first asked for by one of those threads, it would let signals through there
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
