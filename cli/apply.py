@@ -97,7 +97,7 @@ def apply(
         manifest = _scanned(output, fitted, [*member, *(data or [])], kind, images, dataset_json)
     else:
         manifest = _loaded(data or [], with_scan_options=bool(kind or images or dataset_json))
-    with chosen_workers(output, scheduler, workers) as case_map, output.stages() as progress:
+    with chosen_workers(output, scheduler, workers, written=out) as case_map, output.stages() as progress:
         run = apply_calibrator(
             fitted,
             manifest,

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from segcal.errors import UsageError
+from segcal.errors import SegcalError, UsageError
+from segcal.io.atomic import remove_unfinished
 
 from .common import Output
 
 if TYPE_CHECKING:
     from segcal.case_map import CaseMap
+    from segcal.scale import DaskCases
 
 WorkersOption = Annotated[
     int | None,
@@ -26,8 +29,15 @@ SchedulerOption = Annotated[
 
 
 @contextmanager
-def chosen_workers(output: Output, scheduler: str | None, workers: int | None) -> Iterator[CaseMap]:
-    """Yield the `case_map` argument of a library function: this process unless an option says otherwise."""
+def chosen_workers(
+    output: Output, scheduler: str | None, workers: int | None, *, written: Path | None = None
+) -> Iterator[CaseMap]:
+    """Yield the `case_map` argument of a library function: this process unless an option says otherwise.
+
+    Args:
+        written: folder that the workers write into; what local ones left half-written when a run was stopped is
+            removed after they have ended.
+    """
     if scheduler is None and workers is None:
         from segcal.case_map import in_process
 
@@ -39,5 +49,11 @@ def chosen_workers(output: Output, scheduler: str | None, workers: int | None) -
         from segcal.scale import open_cluster
     except ImportError as error:
         raise UsageError(f"--workers and --scheduler need Dask ({error}): pip install 'segcal[dask]'") from error
-    with open_cluster(scheduler=scheduler, workers=workers, tell=output.note) as cases:
-        yield cases
+    cases: DaskCases | None = None
+    try:
+        with open_cluster(scheduler=scheduler, workers=workers, tell=output.note) as cases:
+            yield cases
+    except SegcalError:
+        if written is not None and workers is not None and cases is not None and cases.used:
+            remove_unfinished(written)
+        raise

@@ -12,7 +12,7 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 import dask
-from distributed import Client, LocalCluster, Status
+from distributed import Client, LocalCluster, Status, wait
 
 from segcal.errors import ClusterAwayError, ClusterError, UsageError
 from segcal.scale.dask_cases import DaskCases
@@ -21,6 +21,8 @@ from segcal.scale.remote import difference, versions
 DEFAULT_WAIT_S = 300.0
 """For the first worker, and for another one when all are gone; Dask's setting `segcal.wait-for-workers` changes it."""
 CONNECT_S = 20.0
+ANSWER_S = 5.0
+"""How long workers have to say their versions before the run begins without the answer."""
 REPLACE_S = 1.0
 """How often local workers that Dask has given up are looked for."""
 
@@ -92,7 +94,12 @@ def open_cluster(
         if tell is not None:
             for line in _about(client):
                 tell(line)
-        yield DaskCases(client, patience, elsewhere=workers is None)
+        try:
+            yield DaskCases(client, patience, elsewhere=workers is None)
+        finally:
+            # Interrupted while it closes, Dask waits ten seconds before it tries once more.
+            with _later_interrupt():
+                stack.close()
 
 
 @contextmanager
@@ -120,10 +127,17 @@ def _deaf_processes() -> Iterator[None]:
     A terminal sends it to all processes, and every worker would print a traceback. Threads and processes inherit the
     signals that are held back where they are started.
     """
+    resource_tracker.ensure_running()  # first asked for by one of those threads, it would let signals through there
+    with _later_interrupt():
+        yield
+
+
+@contextmanager
+def _later_interrupt() -> Iterator[None]:
+    """Ctrl-C in this block is heard at its end."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    resource_tracker.ensure_running()  # first asked for by one of those threads, it would let signals through there
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -190,20 +204,23 @@ def _wait_for_a_worker(client: Client, wait_s: float) -> None:
 
 
 def _check_versions(client: Client, expected: Mapping[str, str]) -> None:
-    """Those that are there now; later ones are looked at when they get their first case."""
-    found: Mapping[str, Any] = client.run(versions, on_error="return")
-    for address, theirs in found.items():
-        if isinstance(theirs, Exception):
+    """Of the workers that answer soon; of the others, and of later ones, when they get their first case."""
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    asked = {address: client.submit(versions, workers=[address], pure=False) for address in workers}
+    with client.as_current(), suppress(TimeoutError):
+        wait(list(asked.values()), timeout=ANSWER_S)
+    for address, answer in asked.items():
+        if answer.status == "error" and isinstance(answer.exception(), ImportError):
             raise ClusterError(
-                f"worker {address} cannot run segcal ({type(theirs).__name__}: {theirs}). "
+                f"worker {address} cannot run segcal ({answer.exception()}). "
                 "Install segcal[dask] in the workers' environment."
             )
-        if (apart := difference(expected, theirs, address)) is not None:
+        if answer.status == "finished" and (apart := difference(expected, answer.result(), address)) is not None:
             raise ClusterError(apart)
 
 
 def _about(client: Client) -> Iterator[str]:
-    info = client.scheduler_info()
+    info = client.scheduler_info(n_workers=-1)
     several = [address for address, each in info["workers"].items() if each["nthreads"] > 1]
     if several:
         yield (
@@ -217,10 +234,13 @@ def _about(client: Client) -> Iterator[str]:
 @contextmanager
 def _quiet(name: str) -> Iterator[None]:
     """Dask logs lost workers and closed connections; what matters of it becomes an error of ours."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
+    # Dask gives some of its loggers a level of their own.
+    names = [known for known in logging.root.manager.loggerDict if f"{known}.".startswith(f"{name}.")]
+    before = {each: logging.getLogger(each).level for each in names}
+    for each in names:
+        logging.getLogger(each).setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        for each, level in before.items():
+            logging.getLogger(each).setLevel(level)

@@ -22,7 +22,7 @@ from distributed import CancelledError, Client, Future, KilledWorker
 
 from segcal.case_map import Item, Outcome, Result
 from segcal.errors import ClusterAwayError, ClusterError, LostCaseError
-from segcal.scale.remote import MEMORY_ADVICE, Job, open_job, run_item, versions
+from segcal.scale.remote import MEMORY_ADVICE, SAME_ENVIRONMENT, Job, open_job, run_item, versions
 
 CASES_PER_THREAD = 2
 """Under way at once, so that a worker never waits for us; more would only fill the scheduler."""
@@ -76,6 +76,11 @@ class DaskCases:
         finally:
             run.end()
 
+    @property
+    def used(self) -> bool:
+        """Whether any work was sent to the workers."""
+        return bool(self._sent)
+
     def _job(self, work: object) -> Future[Any]:
         """The work as a task; kept until the next one, because the batches of a search share theirs."""
         if not self._sent or self._sent[0][0] is not work or self._sent[0][1].status not in ("pending", "finished"):
@@ -98,7 +103,7 @@ class _Run:
     _finished: queue.SimpleQueue[Future[Any]] = field(default_factory=queue.SimpleQueue)
     _n_threads: int = 1
     _n_submitted: int = 0
-    _alive: float = field(default_factory=time.monotonic)
+    _missed: float | None = None
     _looked: float = 0.0
 
     def begin(self, job: Future[Any]) -> None:
@@ -120,19 +125,19 @@ class _Run:
         if time.monotonic() - self._looked > LOOK_S:
             self._look()
 
-    def outcome(self, item: object, future: Future[Any]) -> tuple[Any, Exception | None]:
-        """Value and error of a case that is done."""
+    def outcome(self, item: object, future: Future[Any], *, alone: bool = False) -> tuple[Any, Exception | None]:
+        """Value and error of a case that is done; `alone` if nothing else was under way."""
         try:
             return self._value(future), None
-        except KilledWorker:
-            return self._alone(item)
+        except KilledWorker as error:
+            return (None, _lost(item, error)) if alone else self._alone(item)
         except CancelledError as error:
             raise self._gone(str(error)) from error
-        except (ClusterError, ImportError) as error:
-            if isinstance(error, ClusterError):
-                raise
-            raise ClusterError(f"a worker cannot import {error.name}: {error}. {_SAME_ENVIRONMENT}") from error
+        except ClusterError:
+            raise
         except Exception as error:
+            if isinstance(error, ImportError) and (error.name or "").split(".")[0] == "segcal":
+                raise ClusterError(f"a worker cannot import {error.name}: {error}. {SAME_ENVIRONMENT}") from error
             if self.client.status != "running":  # the result was lost on its way; the case is not to blame
                 raise self._gone(str(error)) from error
             return None, error
@@ -171,27 +176,19 @@ class _Run:
         future = self._start(item)
         while not future.done():
             self.wait()
-        try:
-            return self._value(future), None
-        except KilledWorker as error:
-            return None, LostCaseError(
-                f"{item}: {2 * (error.allowed_failures + 1)} workers died while they worked on it, the last one "
-                f"alone. Most likely it does not fit into their memory; {MEMORY_ADVICE}."
-            )
-        except CancelledError as error:
-            raise self._gone(str(error)) from error
-        except Exception as error:
-            return None, error
+        return self.outcome(item, future, alone=True)
 
     def _look(self) -> None:
         """Count the workers; after a while without any, or without a scheduler, give up."""
-        self._looked = time.monotonic()
+        self._looked = now = time.monotonic()
         n_threads, trouble, answers = self._threads()
         if n_threads:
-            self._alive, self._n_threads = time.monotonic(), n_threads
-        elif self.client.status in ("closing", "closed"):
+            self._missed, self._n_threads = None, n_threads
+            return
+        if self.client.status in ("closing", "closed"):
             raise self._gone("the connection is closed")
-        elif time.monotonic() - self._alive > self.patience_s:
+        self._missed = now if self._missed is None else self._missed
+        if now - self._missed > self.patience_s:
             raise self._gone(f"{trouble} for {self.patience_s:.0f} s", answers=answers)
 
     def _threads(self) -> tuple[int, str, bool]:
@@ -199,7 +196,7 @@ class _Run:
         try:
             assert self.client.scheduler is not None
             info = self.client.sync(self.client.scheduler.identity, n_workers=-1, callback_timeout=CALL_S)
-        except Exception as error:
+        except (OSError, RuntimeError) as error:  # no answer in time, the connection or its loop closed
             return 0, f"the scheduler did not answer ({type(error).__name__}: {error})", False
         workers: Mapping[str, Any] = info["workers"]
         working = sum(each["nthreads"] for each in workers.values() if each.get("status", "running") == "running")
@@ -209,10 +206,15 @@ class _Run:
     def _gone(self, why: str, *, answers: bool = False) -> ClusterError:
         """Workers may have gone because of their work; a scheduler that does not answer has done none."""
         address = self.client.scheduler.address if self.client.scheduler is not None else "unknown"
+        reason = " ".join(why.split()).rstrip(".")  # Dask's words may have several lines
         return (ClusterError if answers else ClusterAwayError)(
-            f"the cluster at {address} is gone: {why}. What was finished is kept as far as the command keeps it "
+            f"the cluster at {address} is gone: {reason}. What was finished is kept as far as the command keeps it "
             "(apply and study go on with --resume); start a scheduler and workers and run the command again."
         )
 
 
-_SAME_ENVIRONMENT = "Start the workers from the same environment."
+def _lost(item: object, error: KilledWorker) -> LostCaseError:
+    return LostCaseError(
+        f"{item}: {2 * (error.allowed_failures + 1)} workers died while they worked on it, the last one alone. Most "
+        f"likely it does not fit into their memory; {MEMORY_ADVICE}."
+    )

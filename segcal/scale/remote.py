@@ -18,6 +18,7 @@ import segcal
 from segcal.errors import ClusterError, LostCaseError, MissingFileError
 
 MEMORY_ADVICE = "give each worker more memory (fewer workers on a machine)"
+SAME_ENVIRONMENT = "Start the workers from the same environment."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,13 +53,18 @@ def difference(expected: Mapping[str, str], found: Mapping[str, str], who: str) 
     ours = ", ".join(f"{name} {expected[name]}" for name in apart)
     return (
         f"worker {who} runs {theirs}, this process {ours}: results could differ from those of one machine. "
-        "Start the workers from the same environment."
+        f"{SAME_ENVIRONMENT}"
     )
 
 
 def open_job(pickled: bytes) -> Job:
     """The first task of a run; lost with its worker, it is simply done again on another one."""
-    job = pickle.loads(pickled)
+    try:
+        job = pickle.loads(pickled)
+    except (ImportError, AttributeError) as error:
+        raise ClusterError(
+            f"worker {get_worker().address} has not what is to be done ({error}). {SAME_ENVIRONMENT}"
+        ) from error
     assert isinstance(job, Job)
     return job
 

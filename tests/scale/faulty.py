@@ -108,3 +108,7 @@ class Meet:
 def sleep_long(item: int) -> int:
     time.sleep(20)
     return item
+
+
+def raising(error: Exception) -> None:
+    raise error

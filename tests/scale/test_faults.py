@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -21,11 +23,11 @@ from segcal.evaluation.run import evaluate
 from segcal.fitting.run import fit
 from segcal.io.atomic import TEMPORARY_PREFIX
 from segcal.manifest import Manifest
-from segcal.scale import DaskCases, cluster, open_cluster, remote
+from segcal.scale import DaskCases, cluster, dask_cases, open_cluster, remote
 from tests.apply_data import temperature
 from tests.fit_data import write_ensemble
 from tests.scale.dask_processes import dask_process
-from tests.scale.faulty import Meet, Slow, sleep_long, with_fault
+from tests.scale.faulty import Meet, Slow, raising, sleep_long, with_fault
 from tests.scale.test_same_bytes import files_below
 
 CPU = torch.device("cpu")
@@ -129,6 +131,67 @@ def test_a_worker_with_other_versions_is_refused_and_both_are_named(
         evaluate(manifest, device=CPU, keep_going=True, case_map=workers)
     with pytest.raises(ClusterError, match="this process torch 1"):
         cluster._check_versions(workers.client, other)
+
+
+def test_a_worker_that_does_not_answer_is_not_waited_for_at_the_start(
+    workers: DaskCases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "ANSWER_S", 1.0)
+    workers.client.wait_for_workers(2, timeout=60)
+    frozen = min(processes(workers))
+    os.kill(frozen, signal.SIGSTOP)
+    try:
+        begin = time.monotonic()
+        cluster._check_versions(workers.client, remote.versions())
+        assert time.monotonic() - begin < 20
+        with pytest.raises(ClusterError, match="this process torch 1"):  # the other one has answered
+            cluster._check_versions(workers.client, {**remote.versions(), "torch": "1.0"})
+    finally:
+        os.kill(frozen, signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    ("error", "fault_of"),
+    [
+        (ImportError("nrrd files need pynrrd"), "case"),
+        (ModuleNotFoundError("No module named 'segcal'", name="segcal"), "cluster"),
+        (ClusterError("worker runs torch 1.0"), "cluster"),
+    ],
+)
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_case_and_the_cluster_are_told_apart_also_when_it_ran_alone(
+    workers: DaskCases, error: Exception, fault_of: str, alone: bool
+) -> None:
+    run = dask_cases._Run(workers.client, 60.0)
+    future = workers.client.submit(raising, error, pure=False)
+    if fault_of == "cluster":
+        with pytest.raises(ClusterError, match=r"torch 1\.0|cannot import segcal"):
+            run.outcome("case_02", future, alone=alone)
+    else:
+        assert str(run.outcome("case_02", future, alone=alone)[1]) == "nrrd files need pynrrd"
+
+
+def test_patience_begins_when_nobody_is_found_not_when_somebody_was_last_seen(
+    workers: DaskCases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that was suspended for longer than its patience still gives new workers a moment."""
+    run = dask_cases._Run(workers.client, 10.0)
+    run._look()
+    now = time.monotonic()
+    monkeypatch.setattr(dask_cases._Run, "_threads", lambda _: (0, "no worker was there", True))
+    for seconds in (1000, 1009):
+        monkeypatch.setattr(dask_cases.time, "monotonic", lambda at=now + seconds: at)
+        run._look()
+    monkeypatch.setattr(dask_cases.time, "monotonic", lambda: now + 1011)
+    with pytest.raises(ClusterError, match="no worker was there for 10 s"):
+        run._look()
+
+
+def test_what_dask_logs_of_a_lost_scheduler_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    with cluster._quiet("distributed"):
+        for name in ("distributed", "distributed.client", "distributed.core"):
+            logging.getLogger(name).error("Failed to reconnect to scheduler")
+    assert not caplog.records
 
 
 @pytest.mark.slow
