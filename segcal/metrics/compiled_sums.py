@@ -75,7 +75,7 @@ def compiled_sums(batch: VoxelBatch) -> CompiledSums | None:
     )
     if n_open < 0:
         return None
-    missed, hit = tables.fine_counts.T  # added as they are: `sum` over two columns takes ten times as long
+    missed, hit = tables.fine_counts.T  # added as they are: `sum` over two columns is slow
     hits = np.diag(batch.label_counts - tables.missed.sum(axis=1))
     return CompiledSums(
         confusion=tables.missed + hits,
