@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from segcal.calibrator_info import CalibratorInfo
 from segcal.calibrators import CALIBRATORS, Calibrator
+from segcal.cases import CaseData
 from segcal.fitted import FittedCalibrator
 from segcal.manifest import Manifest
 from segcal.regions import RegionCalibrator
-from segcal.types import Kind, Pooling
+from segcal.types import Box, Kind, Pooling
 
 CPU = torch.device("cpu")
 CLASSES = ("background", "liver", "tumour")
@@ -172,3 +173,27 @@ def write_image(path: Path, shape: Sequence[int], affine: NDArray[np.float64]) -
     """An image of zeros on the given (z, y, x) grid."""
     path.parent.mkdir(parents=True, exist_ok=True)
     nib.save(nib.Nifti1Image(np.zeros(tuple(shape)[::-1], dtype=np.uint8), affine), path)
+
+
+def drawn_case(crop: Box | None) -> CaseData:
+    """A case of 7 x 9 x 11 voxels and three classes in memory."""
+    logits = torch.from_numpy(random_logits(5, (3, 7, 9, 11)))
+    inside = None
+    if crop is not None:
+        inside = torch.zeros(7, 9, 11, dtype=torch.bool)
+        inside[*(slice(low, high) for low, high in crop)] = True
+        logits[:, ~inside] = 0.0
+    return CaseData(
+        case_id="drawn",
+        logits=logits,
+        labels=None,
+        region_labels=None,
+        valid=None,
+        decision=logits.argmax(0),
+        inside=inside,
+        crop=crop,
+        grid=None,
+        n_floored=0,
+        kind="logits",
+        fingerprints=(),
+    )

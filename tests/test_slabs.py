@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from segcal.calibrators import CALIBRATORS, local_temperature
-from segcal.cases import CaseData
 from segcal.chunks import chunk_slices
 from segcal.fitted import FittedCalibrator
 from segcal.slabs import BySlabs
 from segcal.types import Box
-from tests.apply_data import make_fitted, random_logits
+from tests.apply_data import drawn_case, make_fitted
 from tests.conformance.drawn import draw_calibrator
 
 SLABS = [slice(0, 1), slice(1, 4), slice(4, 6), slice(6, 11)]
@@ -68,26 +67,3 @@ def test_every_calibrator_by_runs_of_voxels_gives_the_bits_of_its_volume(
         # A voxel-wise map may round the last voxels of a run otherwise, and a crop has other runs.
         tolerance = 0.0 if CALIBRATORS[name].spatial else 2e-7
         assert torch.allclose(values(where), whole[:, where], rtol=0, atol=tolerance)
-
-
-def drawn_case(crop: Box | None) -> CaseData:
-    logits = torch.from_numpy(random_logits(5, (3, 7, 9, 11)))
-    inside = None
-    if crop is not None:
-        inside = torch.zeros(7, 9, 11, dtype=torch.bool)
-        inside[*(slice(low, high) for low, high in crop)] = True
-        logits[:, ~inside] = 0.0
-    return CaseData(
-        case_id="drawn",
-        logits=logits,
-        labels=None,
-        region_labels=None,
-        valid=None,
-        decision=logits.argmax(0),
-        inside=inside,
-        crop=crop,
-        grid=None,
-        n_floored=0,
-        kind="logits",
-        fingerprints=(),
-    )

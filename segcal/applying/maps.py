@@ -61,7 +61,7 @@ def _class_maps(fitted: FittedCalibrator, case: CaseData, settings: ApplySetting
     """One run of voxels after the other, so that no volume stands beside the one that is stored."""
     if case.crop is not None:
         inside = _class_maps(fitted, case.within_crop(), settings, preserving=preserving)
-        return _in_background(inside, case.crop, tuple(case.logits.shape[1:]), settings)
+        return _in_background(inside, case.crop, case.decision, settings, preserving=preserving)
     n_classes, *space = case.logits.shape
     probs_of, pooled = fitted.probs_by_voxels(case), case.decision.reshape(-1)
     decision = pooled if preserving else torch.empty_like(pooled)
@@ -81,15 +81,17 @@ def _class_maps(fitted: FittedCalibrator, case: CaseData, settings: ApplySetting
     )
 
 
-def _in_background(maps: CaseMaps, crop: Box, space: tuple[int, ...], settings: ApplySettings) -> CaseMaps:
-    """The maps of a crop, put into a volume of certain background."""
-    box = tuple(slice(low, high) for low, high in crop)
+def _in_background(
+    maps: CaseMaps, crop: Box, decision: Tensor, settings: ApplySettings, *, preserving: bool
+) -> CaseMaps:
+    """The maps of a crop, put into a volume of certain background; a segmentation that is kept is kept there too."""
+    box, space = tuple(slice(low, high) for low, high in crop), tuple(decision.shape)
     certain = torch.zeros((len(maps.probabilities), 1, 1, 1), device="cpu")
     certain[0] = 1.0
     stored = np.empty((len(certain), *space), dtype=settings.dtype)
     stored[:] = store_classes(certain, torch.zeros((1, 1, 1), dtype=torch.int64, device="cpu"), settings.dtype)
     stored[:, *box] = maps.probabilities
-    segmentation = np.zeros(space, dtype=maps.segmentation.dtype)
+    segmentation = label_array(decision if preserving else torch.zeros_like(decision), settings.label_values)
     segmentation[box] = maps.segmentation
     extras = {name: np.full(space, value) for name, value in _extras(certain, settings, regions=False).items()}
     for name, values in maps.extras.items():
