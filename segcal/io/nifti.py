@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from segcal.errors import FileFormatError
 from segcal.io.archive import DEFAULT_LIMIT_BYTES, AnyArray
+from segcal.io.deflate import LEVEL, Deflate
 from segcal.io.zip_reader import opened
 from segcal.types import Grid
 
@@ -172,7 +173,8 @@ def write_nifti(
         target: Any = raw
         if path.name.lower().endswith(".gz"):
             # No name and no date in the gzip header: they would make two equal files differ.
-            target = stack.enter_context(_GzipFile(filename="", mode="wb", compresslevel=1, fileobj=raw, mtime=0))
+            target = stack.enter_context(_GzipFile(filename="", mode="wb", compresslevel=LEVEL, fileobj=raw, mtime=0))
+            target.compress = Deflate()
         holder = FileHolder(fileobj=target)
         image.to_file_map({"image": holder, "header": holder})
 

@@ -15,10 +15,10 @@ from typing import BinaryIO
 
 from isal import isal_zlib
 
+from segcal.io.deflate import Deflate
+
 ZIP64_LIMIT = 0xFFFFFFFF
 """Sizes and offsets from this value on move to the zip64 fields."""
-
-COMPRESSION_LEVEL = 1
 
 _LOCAL = struct.Struct("<4s5H3L2H")
 _CENTRAL = struct.Struct("<4s6H3L5H2L")
@@ -44,9 +44,7 @@ class ZipEntry:
     size: int = 0
     packed_size: int = 0
     crc: int = 0
-    _packer: isal_zlib.Compress = field(
-        default_factory=lambda: isal_zlib.compressobj(COMPRESSION_LEVEL, isal_zlib.DEFLATED, -isal_zlib.MAX_WBITS)
-    )
+    _packer: Deflate = field(default_factory=Deflate)
 
     def write(self, data: bytes) -> int:
         """Pack `data` behind what was written before."""
