@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TextIO
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -113,8 +115,14 @@ def root(
 def run() -> None:
     """Entry point of the installed command."""
     stop_on_sigterm()
+    # Closed by whoever started us (`>&-`), they are None, and every line said would be an error.
+    sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show λ gets an escape, not a UnicodeEncodeError in the middle of a run.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     app()
+
+
+def _nowhere() -> TextIO:
+    return Path(os.devnull).open("w", encoding="utf-8")

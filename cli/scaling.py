@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from segcal.errors import SegcalError, UsageError
+from segcal.errors import UsageError
 from segcal.io.atomic import remove_unfinished
 
 from .common import Output
@@ -53,7 +53,7 @@ def chosen_workers(
     try:
         with open_cluster(scheduler=scheduler, workers=workers, tell=output.note) as cases:
             yield cases
-    except SegcalError:
+    except BaseException:
         if written is not None and workers is not None and cases is not None and cases.used:
             remove_unfinished(written)
         raise

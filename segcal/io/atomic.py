@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 
-from segcal.errors import OutputError, SegcalError
+from segcal.errors import Interrupted, OutputError, SegcalError
 
 TEMPORARY_PREFIX = ".segcal-"
 """Unfinished files start with this; what stands behind it ends in the real name, so suffixes keep their meaning."""
+
+_WANTED: ContextVar[Callable[[], bool]] = ContextVar("_WANTED", default=lambda: True)
 
 _WRITE_FAILURES = {
     errno.ENOSPC: "the disk is full; free some space or choose another folder",
@@ -44,6 +47,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         yield temporary
         _flush_to_disk(temporary)
+        if not _WANTED.get()():
+            raise Interrupted(f"{path}: not written, the run it was made for has ended")
         temporary.replace(path)
         _flush_to_disk(path.parent)
     except BaseException as error:
@@ -52,6 +57,19 @@ def atomic_write(path: Path) -> Iterator[Path]:
         if isinstance(error, OSError) and not isinstance(error, SegcalError) and _concerns(error, temporary, path):
             raise OutputError(f"{path}: cannot be written: {write_failure(error)}.") from error
         raise
+
+
+@contextmanager
+def written_while(wanted: Callable[[], bool]) -> Iterator[None]:
+    """No file appears any more once `wanted` is false; only for this thread.
+
+    A worker may still be at a case when its run has ended, and another run may own the folder by then.
+    """
+    token = _WANTED.set(wanted)
+    try:
+        yield
+    finally:
+        _WANTED.reset(token)
 
 
 def write_failure(error: OSError) -> str:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
-from multiprocessing import resource_tracker
 from typing import Any
+from urllib.parse import urlsplit
 
 import dask
-from distributed import Client, LocalCluster, Status, wait
+from distributed import Client, LocalCluster, Security, Status, wait
+from distributed.comm import connect
 
 from segcal.errors import ClusterAwayError, ClusterError, UsageError
 from segcal.scale.dask_cases import DaskCases
-from segcal.scale.remote import difference, versions
+from segcal.scale.remote import SAME_ENVIRONMENT, difference, versions
+from segcal.scale.stops import deaf_processes, later_stop
 
 DEFAULT_WAIT_S = 300.0
-"""For the first worker, and for another one when all are gone; Dask's setting `segcal.wait-for-workers` changes it."""
+"""For the first worker, and for another one when all are gone; Dask's setting WAIT_SETTING changes it."""
+WAIT_SETTING = "segcal.wait-for-workers"
 CONNECT_S = 20.0
 ANSWER_S = 5.0
 """How long workers have to say their versions before the run begins without the answer."""
@@ -76,7 +79,7 @@ def open_cluster(
     """
     if (scheduler is None) == (workers is None):
         raise UsageError("give either --scheduler ADDRESS or --workers N")
-    patience = wait_s if wait_s is not None else float(dask.config.get("segcal.wait-for-workers", DEFAULT_WAIT_S))
+    patience = _patience_s() if wait_s is None else wait_s
     with ExitStack() as stack:
         stack.enter_context(_quiet("distributed"))
         stack.enter_context(dask.config.set(SETTINGS | ({} if workers is None else LOCAL_SETTINGS)))
@@ -94,19 +97,33 @@ def open_cluster(
         if tell is not None:
             for line in _about(client):
                 tell(line)
+        # Interrupted while it closes, Dask waits ten seconds before it tries once more.
         try:
             yield DaskCases(client, patience, elsewhere=workers is None)
-        finally:
-            # Interrupted while it closes, Dask waits ten seconds before it tries once more.
-            with _later_interrupt():
+        except BaseException:
+            with later_stop() as heard:
                 stack.close()
+                heard.clear()  # it is ending already, and whoever ends it says how
+            raise
+        with later_stop():
+            stack.close()
+
+
+def _patience_s() -> float:
+    given = dask.config.get(WAIT_SETTING, DEFAULT_WAIT_S)
+    try:
+        return float(given)
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"DASK_SEGCAL__WAIT_FOR_WORKERS (Dask's setting {WAIT_SETTING}) is {given!r}; expected seconds"
+        ) from None
 
 
 @contextmanager
 def _local(workers: int, memory_limit: str | int | None) -> Iterator[LocalCluster]:
     # Left out, it is shared out by workers; Dask's own word for that, "auto", would share it out by cores.
     limit = {} if memory_limit is None else {"memory_limit": memory_limit}
-    with _deaf_processes():
+    with deaf_processes():
         cluster = LocalCluster(
             n_workers=workers,
             threads_per_worker=1,
@@ -118,31 +135,6 @@ def _local(workers: int, memory_limit: str | int | None) -> Iterator[LocalCluste
         )
     with cluster, _replaced(cluster):
         yield cluster
-
-
-@contextmanager
-def _deaf_processes() -> Iterator[None]:
-    """Processes started by threads that begin in this block, ever, do not hear Ctrl-C: the command does, and ends them.
-
-    A terminal sends it to all processes, and every worker would print a traceback. Threads and processes inherit the
-    signals that are held back where they are started.
-    """
-    resource_tracker.ensure_running()  # first asked for by one of those threads, it would let signals through there
-    with _later_interrupt():
-        yield
-
-
-@contextmanager
-def _later_interrupt() -> Iterator[None]:
-    """Ctrl-C in this block is heard at its end."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -174,20 +166,47 @@ def _replaced(cluster: LocalCluster) -> Iterator[None]:
 @contextmanager
 def _connected(address: Any, scheduler: str | None) -> Iterator[Client]:
     try:
+        if scheduler is not None:
+            _knock(scheduler)
         client = Client(address, timeout=CONNECT_S, set_as_default=False)
+    except UsageError:
+        raise
     except (OSError, ValueError) as error:  # a TimeoutError is an OSError
         kind = ClusterError if isinstance(error, ValueError) else ClusterAwayError
+        reason = str(error) or f"no word within {CONNECT_S:.0f} s"
         raise kind(
-            f"{scheduler}: no Dask scheduler answers there ({error}). Start one with `dask scheduler`, and give the "
+            f"{scheduler}: no Dask scheduler answers there ({reason}). Start one with `dask scheduler`, and give the "
             "address it prints."
         ) from error
     with client:
         yield client
 
 
+def _knock(address: str) -> None:
+    """Whether somebody there speaks Dask; a `Client` would wait without end for one who accepts and says nothing."""
+
+    async def greet() -> None:
+        arguments = Security().get_connection_args("client")
+        comm = await asyncio.wait_for(connect(address, timeout=CONNECT_S, **arguments), CONNECT_S)
+        await comm.close()
+
+    try:
+        with ThreadPoolExecutor(1) as executor:  # whoever calls may have an event loop of their own, as notebooks do
+            executor.submit(asyncio.run, greet()).result()
+    except TypeError as error:
+        raise UsageError(
+            f"--scheduler {address}: needs certificates ({error}); set DASK_DISTRIBUTED__COMM__TLS__CA_FILE and the "
+            "client's CERT and KEY as docs/scaling.md shows"
+        ) from error
+
+
 def _checked(address: str) -> str:
-    scheme, mark, host = address.partition("://")
-    if not mark or not host or scheme not in ("tcp", "tls", "ws", "wss"):
+    try:
+        parts = urlsplit(address)
+        whole = f"{parts.scheme}://{parts.netloc}" == address and bool(parts.hostname) and bool(parts.port)
+    except ValueError:  # the port is no number, or a large one
+        whole = False
+    if not whole or parts.scheme not in ("tcp", "tls", "ws", "wss"):
         raise UsageError(f"--scheduler {address}: expected an address such as tcp://host:8786 or tls://host:8786")
     return address
 
@@ -215,6 +234,9 @@ def _check_versions(client: Client, expected: Mapping[str, str]) -> None:
                 f"worker {address} cannot run segcal ({answer.exception()}). "
                 "Install segcal[dask] in the workers' environment."
             )
+        if answer.status == "error" and isinstance(answer.exception(), RuntimeError):
+            reason = " ".join(str(answer.exception()).split()[:12])
+            raise ClusterError(f"the scheduler cannot read what segcal sends ({reason} …). {SAME_ENVIRONMENT}")
         if answer.status == "finished" and (apart := difference(expected, answer.result(), address)) is not None:
             raise ClusterError(apart)
 

@@ -16,9 +16,10 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 import segcal
 from segcal.errors import ClusterError, LostCaseError, MissingFileError
+from segcal.io.atomic import written_while
 
 MEMORY_ADVICE = "give each worker more memory (fewer workers on a machine)"
-SAME_ENVIRONMENT = "Start the workers from the same environment."
+SAME_ENVIRONMENT = "Start scheduler and workers from the same environment."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,11 +73,19 @@ def open_job(pickled: bytes) -> Job:
 def run_item(job: Job, item: Any) -> Any:
     """One case."""
     _one_thread_for_good()
-    who = get_worker().address
+    worker = get_worker()
+    who, task = worker.address, worker.get_current_task()
+
+    def wanted() -> bool:
+        """Dask cannot stop what runs: it forgets the task, or notes that it was cancelled."""
+        state = worker.state.tasks.get(task)
+        return state is not None and state.state != "cancelled"
+
     if (apart := difference(job.versions, versions(), who)) is not None:
         raise ClusterError(apart)
     try:
-        return job.work(item)
+        with written_while(wanted):
+            return job.work(item)
     except MissingFileError as error:
         if not job.elsewhere:
             raise

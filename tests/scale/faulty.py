@@ -112,3 +112,46 @@ def sleep_long(item: int) -> int:
 
 def raising(error: Exception) -> None:
     raise error
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Does `work`, but `failing` fails once `held` is under way, and `held` goes on when it is let go."""
+
+    work: Callable[[Any], Any]
+    failing: str
+    held: str
+    folder: Path
+
+    @property
+    def under_way(self) -> Path:
+        return self.folder / "under_way"
+
+    @property
+    def let_go(self) -> Path:
+        return self.folder / "let_go"
+
+    @property
+    def over(self) -> Path:
+        return self.folder / "over"
+
+    def __call__(self, item: Any) -> Any:
+        if str(item) == self.failing:
+            wait_for(self.under_way)
+            raise DataError(f"{item}: nothing but noise")
+        if str(item) != self.held:
+            return self.work(item)
+        self.under_way.touch()
+        wait_for(self.let_go)
+        try:
+            return self.work(item)
+        finally:
+            self.over.touch()
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path.name} did not come")
+        time.sleep(0.01)

@@ -6,11 +6,13 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +29,7 @@ from segcal.scale import DaskCases, cluster, dask_cases, open_cluster, remote
 from tests.apply_data import temperature
 from tests.fit_data import write_ensemble
 from tests.scale.dask_processes import dask_process
-from tests.scale.faulty import Meet, Slow, raising, sleep_long, with_fault
+from tests.scale.faulty import Held, Meet, Slow, raising, sleep_long, wait_for, with_fault
 from tests.scale.test_same_bytes import files_below
 
 CPU = torch.device("cpu")
@@ -89,6 +91,27 @@ def test_a_worker_killed_with_half_a_map_leaves_whole_maps_only(
     del alone["run.json"], found["run.json"]
     assert found == alone
     assert not list((tmp_path / "cluster").rglob(f"{TEMPORARY_PREFIX}*"))
+
+
+def test_a_case_under_way_when_its_run_ends_writes_nothing_any_more(
+    workers: DaskCases, manifest: Manifest, tmp_path: Path
+) -> None:
+    """Another run may own the folder by then."""
+    workers.client.wait_for_workers(2, timeout=60)
+    out, held = tmp_path / "out", []
+
+    def case_map(work: Any, items: Any) -> Any:
+        held.append(Held(work, failing="case_00", held="case_01", folder=tmp_path))
+        return workers(held[0], items)
+
+    with pytest.raises(DataError, match="case_00: nothing but noise"):
+        apply_calibrator(temperature(2.0), manifest, out, device=CPU, case_map=case_map)
+    before = files_below(out)
+    time.sleep(1)  # for the word to reach the worker; whoever starts another run takes longer
+    held[0].let_go.touch()
+    wait_for(held[0].over)
+    assert not any("case_01" in name for name in before)
+    assert files_below(out) == before
 
 
 def test_a_case_that_raises_is_listed_or_ends_the_run(workers: DaskCases, manifest: Manifest, tmp_path: Path) -> None:
@@ -284,7 +307,49 @@ def test_an_address_where_nobody_answers_is_named(monkeypatch: pytest.MonkeyPatc
         pass
 
 
-@pytest.mark.parametrize("address", ["localhost:8786", "8786", "tcp://", "http://host:8787"])
+def test_one_who_accepts_and_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("segcal.scale.cluster.CONNECT_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        begin = time.monotonic()
+        with (
+            pytest.raises(ClusterAwayError, match=f"{address}: no Dask scheduler answers there"),
+            open_cluster(scheduler=address),
+        ):
+            pass
+        assert time.monotonic() - begin < 20
+
+
+def test_tls_without_certificates_names_the_settings() -> None:
+    with (
+        pytest.raises(UsageError, match=r"tls://127\.0\.0\.1:9: needs certificates .* DASK_DISTRIBUTED__COMM__TLS"),
+        open_cluster(scheduler="tls://127.0.0.1:9"),
+    ):
+        pass
+
+
+def test_patience_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        cluster.dask.config.set({"segcal.wait-for-workers": "abc"}),
+        pytest.raises(UsageError, match=r"DASK_SEGCAL__WAIT_FOR_WORKERS .* is 'abc'; expected seconds"),
+        open_cluster(workers=1),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "localhost:8786",
+        "8786",
+        "tcp://",
+        "http://host:8787",
+        "tcp://host",
+        "tcp://host:x",
+        "tcp://host:9/x",
+        "tcp://a:99999",
+    ],
+)
 def test_an_address_of_another_kind_is_refused(address: str) -> None:
     with (
         pytest.raises(UsageError, match=r"expected an address such as tcp://host:8786"),

@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -54,12 +55,12 @@ def test_it_ends_command_and_workers_with_one_line_and_resume_completes_the_run(
     assert found == fresh
 
 
-def test_maps_that_workers_were_writing_do_not_stay_half_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stops", [[signal.SIGINT], [signal.SIGINT] * 3, [signal.SIGTERM] * 2], ids=repr)
+def test_maps_that_workers_were_writing_do_not_stay_half_written(tmp_path: Path, stops: list[signal.Signals]) -> None:
     manifest, out, preload = write_ensemble(tmp_path, n_cases=4), tmp_path / "out", tmp_path / "writes_slowly.py"
     preload.write_text(WRITES_SLOWLY)
-    code, said = interrupted_apply(
-        manifest, out, lambda: any(out.glob(".segcal-*")), DASK_DISTRIBUTED__WORKER__PRELOAD=f"['{preload}']"
-    )
+    preloaded = {"DASK_DISTRIBUTED__WORKER__PRELOAD": f"['{preload}']"}
+    code, said = interrupted_apply(manifest, out, lambda: any(out.glob(".segcal-*.npz")), stops, preloaded)
 
     assert code == 130
     assert "0 of 4 cases are finished" in said.splitlines()[-1]
@@ -67,9 +68,13 @@ def test_maps_that_workers_were_writing_do_not_stay_half_written(tmp_path: Path)
 
 
 def interrupted_apply(
-    manifest: Manifest, out: Path, now: Callable[[], bool], **environment: str
+    manifest: Manifest,
+    out: Path,
+    now: Callable[[], bool],
+    stops: Sequence[signal.Signals] = (signal.SIGINT,),
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[int | None, str]:
-    """Exit code and words of `apply --workers 2` in a terminal of its own that gets Ctrl-C as soon as `now` is true."""
+    """Exit code and words of `apply --workers 2` that is stopped as soon as `now` is true, once or impatiently."""
     calibrator = out.parent / "ts.safetensors"
     temperature(2.0).save(calibrator)
     command = ["apply", str(calibrator), str(manifest.path), "--out", str(out), "--workers", "2"]
@@ -77,13 +82,15 @@ def interrupted_apply(
         [sys.executable, "-c", "from segcal_cli.main import run; run()", *command],
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | environment,
+        env={**os.environ, **environment},
         preexec_fn=in_a_terminal_of_its_own,
     )
     try:
         wait_until(lambda: process.poll() is not None or now())
         assert process.poll() is None
-        os.killpg(process.pid, signal.SIGINT)
+        for stop in stops:
+            os.killpg(process.pid, stop)
+            time.sleep(0.1)
         _, said = process.communicate(timeout=PATIENCE_S)
         # Python's own tracker of resources ends a moment after the command.
         wait_until(lambda: not processes_of_group(process.pid))
