@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import dask
 from distributed import Client, LocalCluster, Security, Status, wait
-from distributed.comm import connect
+from distributed.comm.core import connect
 
 from segcal.errors import ClusterAwayError, ClusterError, UsageError
 from segcal.scale.dask_cases import DaskCases

@@ -86,3 +86,9 @@ def test_a_missing_argument_of_a_command_is_wrong_usage() -> None:
         result = CliRunner().invoke(main.app, name.split())
         assert result.exit_code == 2, name
         assert "Missing" in result.stderr, name
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_a_closed_stream_is_no_error(closed: str) -> None:
+    command = f"{sys.executable} -c 'from segcal_cli.main import run; run()' manifest scan --help {closed}"
+    assert subprocess.run(["sh", "-c", command], capture_output=True, check=False).returncode == 0
