@@ -16,7 +16,7 @@ from torch import Tensor
 from segcal.case_labels import check_grid, load_deployed, read_case_labels, rows, targets
 from segcal.errors import DataError, GeometryError, UsageError
 from segcal.io.images import read_grid
-from segcal.io.members import Member, member_fingerprint, read_member
+from segcal.io.members import Member, read_member
 from segcal.manifest import Manifest, ManifestCase
 from segcal.pooling import Pool, Pooled, pooled_decision
 from segcal.threads import allowed_threads, one_thread
@@ -46,7 +46,6 @@ class CaseData:
         grid: where the case lies; from the members (NIfTI), else the label, the deployed file or the image.
         n_floored: values raised to keep their logarithm finite, see `Pooled`.
         kind: what the member files hold.
-        fingerprints: of the member files, in order.
         n_fill: voxels that look like padding, see `Pooled`.
     """
 
@@ -61,7 +60,6 @@ class CaseData:
     grid: Grid | None
     n_floored: int
     kind: Kind
-    fingerprints: tuple[str, ...]
     n_fill: int = 0
 
     def within_crop(self) -> CaseData:
@@ -132,8 +130,6 @@ def load_poolings(
     """
     counts = [len(_chosen(case, want.n_members)) for want in wanted]
     paths = [manifest.resolve(member) for member in case.members[: max(counts)]]
-    # Taken first: a file that changes while it is read then differs from its fingerprint, never the other way round.
-    fingerprints = tuple(member_fingerprint(path, case.crop) for path in paths)
     pools = [Pool(want.pooling, regions=manifest.has_regions, device=device) for want in wanted]
     grid: Grid | None = None
     with closing(_read_members(manifest, case, paths)) as members:
@@ -167,10 +163,9 @@ def load_poolings(
             grid=grid,
             n_floored=pooled.n_floored,
             kind=manifest.kind,
-            fingerprints=fingerprints[:count],
             n_fill=pooled.n_fill,
         )
-        for pooled, count in zip(results, counts, strict=True)
+        for pooled in results
     ]
 
 

@@ -67,6 +67,7 @@ class ApplyWork(ReadAhead[CaseToApply, CaseRead, CaseApplied]):
 
     def read(self, item: CaseToApply) -> CaseRead:
         start, case = time.perf_counter(), self.manifest.case(item.case_id)
+        # Taken first: a file that changes while it is read then differs from its record, never the other way round.
         recipe = Recipe(
             calibrator_sha256=self.fitted.sha256,
             settings=self.settings,
