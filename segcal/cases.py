@@ -20,7 +20,8 @@ from segcal.io.members import Member, read_member
 from segcal.manifest import Manifest, ManifestCase
 from segcal.pooling import Pool, Pooled, pooled_decision
 from segcal.threads import allowed_threads, one_thread
-from segcal.types import Box, Grid, Kind, Pooling
+from segcal.types import Box, Grid, Kind, Pooling, box_slices
+from segcal.volumes import inside_mask, space_of
 
 __all__ = ["MEMBERS_IN_MEMORY", "CaseData", "Want", "load_case", "load_deployed", "load_poolings"]
 
@@ -66,7 +67,7 @@ class CaseData:
         """The crop as a case of its own, without labels; the case itself where there is no crop."""
         if self.crop is None:
             return self
-        z, y, x = (slice(low, high) for low, high in self.crop)
+        z, y, x = box_slices(self.crop)
         return replace(
             self,
             logits=self.logits[:, z, y, x].contiguous(),
@@ -145,7 +146,7 @@ def load_poolings(
             position += 1  # noqa: SIM113
             del member  # before the next one is asked for: at most MEMBERS_IN_MEMORY are alive
     results = [pool.result() for pool in pools]
-    shape = _space(results[0].logits)
+    shape = space_of(results[0].logits)
     label_map = read_case_labels(manifest, case, shape, grid) if with_labels else None
     grid = grid or (label_map.grid if label_map is not None and label_map.grid.affine is not None else None)
     grid = grid or _grid_beside(manifest, case, shape)
@@ -158,7 +159,7 @@ def load_poolings(
             region_labels=region_labels,
             valid=valid,
             decision=_decision(manifest, pooled, narrow=narrow),
-            inside=_inside(pooled),
+            inside=inside_mask(pooled.crop, shape, pooled.logits.device),
             crop=pooled.crop,
             grid=grid,
             n_floored=pooled.n_floored,
@@ -219,14 +220,6 @@ def _decision(manifest: Manifest, pooled: Pooled, *, narrow: bool) -> Tensor:
     return pooled_decision(pooled.logits, regions=manifest.has_regions, dtype=dtype)
 
 
-def _inside(pooled: Pooled) -> Tensor | None:
-    if pooled.crop is None:
-        return None
-    inside = torch.zeros(_space(pooled.logits), dtype=torch.bool, device=pooled.logits.device)
-    inside[*(slice(low, high) for low, high in pooled.crop)] = True
-    return inside
-
-
 def _grid_beside(manifest: Manifest, case: ManifestCase, shape: tuple[int, int, int]) -> Grid | None:
     """Geometry from the label, the deployed file or the image when the members carry none."""
     without_affine: Grid | None = None
@@ -240,8 +233,3 @@ def _grid_beside(manifest: Manifest, case: ManifestCase, shape: tuple[int, int, 
             return found
         without_affine = without_affine or found
     return without_affine
-
-
-def _space(logits: Tensor) -> tuple[int, int, int]:
-    _, z, y, x = logits.shape
-    return z, y, x

@@ -54,3 +54,9 @@ class Grid:
         corners = np.array([[i, j, k, 1.0] for i in (0, x) for j in (0, y) for k in (0, z)])
         apart = (self.affine - other.affine) @ corners.T
         return bool(np.abs(apart[:3]).max() <= GRID_TOLERANCE_MM)
+
+
+def box_slices(box: Box) -> tuple[slice, slice, slice]:
+    """What an array (z, y, x) is indexed with to get the box."""
+    z, y, x = (slice(low, high) for low, high in box)
+    return z, y, x

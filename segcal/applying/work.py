@@ -25,6 +25,7 @@ from segcal.checks.tell_tales import TellTales
 from segcal.fitted import FittedCalibrator
 from segcal.manifest import Manifest
 from segcal.types import Grid
+from segcal.volumes import space_of
 
 
 class CaseToApply(NamedTuple):
@@ -93,7 +94,7 @@ class ApplyWork(ReadAhead[CaseToApply, CaseRead, CaseApplied]):
         start, case = time.perf_counter(), data.data
         noticed = TellTales()
         noticed.look(case)
-        grid = case.grid or Grid((case.logits.shape[1], case.logits.shape[2], case.logits.shape[3]))
+        grid = case.grid or Grid(space_of(case.logits))
         files = plan_files(item.case_id, grid, self.settings)
         regions = self.manifest.has_regions
         if data.mean is None:
