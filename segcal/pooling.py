@@ -11,7 +11,7 @@ METHODS: SEG 3.3. Only the inside of the crop box is computed; outside it the po
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -214,15 +214,6 @@ def _largest(flat: Tensor, dtype: torch.dtype) -> Tensor:
         # `max` also gives the first index on ties and is four times faster than `argmax` across channels.
         largest[part] = flat[:, part].max(dim=0).indices
     return largest
-
-
-def pool_members(members: Iterable[Member], pooling: Pooling, *, regions: bool, device: torch.device) -> Pooled:
-    """Pool members taken from an iterable; each is released before the next is asked for."""
-    pool = Pool(pooling, regions=regions, device=device)
-    for member in members:
-        pool.add(member)
-        del member
-    return pool.result()
 
 
 @dataclass(frozen=True, slots=True)
