@@ -21,6 +21,7 @@ from segcal.calibrators.base import Preserves
 from segcal.cases import CaseData, load_case
 from segcal.fitted import FittedCalibrator
 from segcal.manifest import Manifest
+from segcal.metrics.energy import FreeEnergy
 from segcal.types import Pooling, Progress
 
 SHIFT_RANGE = 8.0
@@ -185,13 +186,15 @@ def audit_case(fitted: FittedCalibrator, case: CaseData, *, regions: bool, seed:
     flips = (probs.max(0).indices != case.decision) & inside
     shifted = replace(case, logits=_shifted(case, fitted.info.pooling, seed))
     change = float((fitted.volume_probs(shifted) - probs).abs().max())
+    energy = FreeEnergy()
+    energy.update(case.case_id, case.logits, inside=case.inside)
     return CaseAudit(
         case.case_id,
         n_voxels,
         change,
         int(flips.sum()),
         _count_reordered(case.logits, probs, inside),
-        _free_energy_std(case.logits, inside),
+        energy.compute()[case.case_id]["free_energy_std"],
     )
 
 
@@ -223,13 +226,6 @@ def _count_reordered(logits: Tensor, probs: Tensor, inside: Tensor) -> int:
         wrong = (rises & (ranked[1:] < ranked[:-1])).any(0) & flat_inside[part]
         total += int(wrong.sum())
     return total
-
-
-def _free_energy_std(logits: Tensor, inside: Tensor) -> float:
-    # Plane by plane in float64: a float32 sum of squares over ten million voxels would lose half its digits.
-    planes = zip(logits.unbind(1), inside, strict=True)
-    energies = torch.cat([torch.logsumexp(plane[:, keep].cpu().double(), 0) for plane, keep in planes])
-    return float(energies.std(correction=0)) if energies.numel() else 0.0
 
 
 def _word(holds: bool) -> str:

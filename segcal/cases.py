@@ -16,11 +16,12 @@ from torch import Tensor
 from segcal.case_labels import check_grid, load_deployed, read_case_labels, rows, targets
 from segcal.errors import DataError, GeometryError, UsageError
 from segcal.io.images import read_grid
-from segcal.io.members import Member, member_fingerprint, read_member
+from segcal.io.members import Member, read_member
 from segcal.manifest import Manifest, ManifestCase
 from segcal.pooling import Pool, Pooled, pooled_decision
 from segcal.threads import allowed_threads, one_thread
-from segcal.types import Box, Grid, Kind, Pooling
+from segcal.types import Box, Grid, Kind, Pooling, box_slices
+from segcal.volumes import inside_mask, space_of
 
 __all__ = ["MEMBERS_IN_MEMORY", "CaseData", "Want", "load_case", "load_deployed", "load_poolings"]
 
@@ -46,7 +47,6 @@ class CaseData:
         grid: where the case lies; from the members (NIfTI), else the label, the deployed file or the image.
         n_floored: values raised to keep their logarithm finite, see `Pooled`.
         kind: what the member files hold.
-        fingerprints: of the member files, in order.
         n_fill: voxels that look like padding, see `Pooled`.
     """
 
@@ -61,14 +61,13 @@ class CaseData:
     grid: Grid | None
     n_floored: int
     kind: Kind
-    fingerprints: tuple[str, ...]
     n_fill: int = 0
 
     def within_crop(self) -> CaseData:
         """The crop as a case of its own, without labels; the case itself where there is no crop."""
         if self.crop is None:
             return self
-        z, y, x = (slice(low, high) for low, high in self.crop)
+        z, y, x = box_slices(self.crop)
         return replace(
             self,
             logits=self.logits[:, z, y, x].contiguous(),
@@ -132,8 +131,6 @@ def load_poolings(
     """
     counts = [len(_chosen(case, want.n_members)) for want in wanted]
     paths = [manifest.resolve(member) for member in case.members[: max(counts)]]
-    # Taken first: a file that changes while it is read then differs from its fingerprint, never the other way round.
-    fingerprints = tuple(member_fingerprint(path, case.crop) for path in paths)
     pools = [Pool(want.pooling, regions=manifest.has_regions, device=device) for want in wanted]
     grid: Grid | None = None
     with closing(_read_members(manifest, case, paths)) as members:
@@ -149,7 +146,7 @@ def load_poolings(
             position += 1  # noqa: SIM113
             del member  # before the next one is asked for: at most MEMBERS_IN_MEMORY are alive
     results = [pool.result() for pool in pools]
-    shape = _space(results[0].logits)
+    shape = space_of(results[0].logits)
     label_map = read_case_labels(manifest, case, shape, grid) if with_labels else None
     grid = grid or (label_map.grid if label_map is not None and label_map.grid.affine is not None else None)
     grid = grid or _grid_beside(manifest, case, shape)
@@ -162,15 +159,14 @@ def load_poolings(
             region_labels=region_labels,
             valid=valid,
             decision=_decision(manifest, pooled, narrow=narrow),
-            inside=_inside(pooled),
+            inside=inside_mask(pooled.crop, shape, pooled.logits.device),
             crop=pooled.crop,
             grid=grid,
             n_floored=pooled.n_floored,
             kind=manifest.kind,
-            fingerprints=fingerprints[:count],
             n_fill=pooled.n_fill,
         )
-        for pooled, count in zip(results, counts, strict=True)
+        for pooled in results
     ]
 
 
@@ -224,14 +220,6 @@ def _decision(manifest: Manifest, pooled: Pooled, *, narrow: bool) -> Tensor:
     return pooled_decision(pooled.logits, regions=manifest.has_regions, dtype=dtype)
 
 
-def _inside(pooled: Pooled) -> Tensor | None:
-    if pooled.crop is None:
-        return None
-    inside = torch.zeros(_space(pooled.logits), dtype=torch.bool, device=pooled.logits.device)
-    inside[*(slice(low, high) for low, high in pooled.crop)] = True
-    return inside
-
-
 def _grid_beside(manifest: Manifest, case: ManifestCase, shape: tuple[int, int, int]) -> Grid | None:
     """Geometry from the label, the deployed file or the image when the members carry none."""
     without_affine: Grid | None = None
@@ -245,8 +233,3 @@ def _grid_beside(manifest: Manifest, case: ManifestCase, shape: tuple[int, int, 
             return found
         without_affine = without_affine or found
     return without_affine
-
-
-def _space(logits: Tensor) -> tuple[int, int, int]:
-    _, z, y, x = logits.shape
-    return z, y, x

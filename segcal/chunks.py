@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-from segcal.errors import ParameterError
+from segcal.errors import ParameterError, UsageError
 
 CHUNK_BYTES = 1 << 22
 """The budget unless `chunk_budget` says otherwise: 131,072 voxels of five classes in float32."""
@@ -28,7 +28,7 @@ class _Budget:
     """The process-wide setting, seen by all threads."""
 
     def __init__(self) -> None:
-        self.lock = Lock()
+        self.taken = Lock()
         self.n_bytes = CHUNK_BYTES
 
 
@@ -57,13 +57,22 @@ def chunk_slices(n_voxels: int, step: int) -> Iterator[slice]:
 
 @contextmanager
 def chunk_budget(n_bytes: int) -> Iterator[None]:
-    """Let one array of a chunk take at most so many bytes inside the block, in every thread of the process."""
+    """Let one array of a chunk take at most so many bytes inside the block, in every thread of the process.
+
+    Raises:
+        UsageError: another block has not ended yet.
+    """
     if n_bytes < 1:
         raise ParameterError(f"a chunk needs a budget of at least one byte, got {n_bytes}")
-    with _BUDGET.lock:
-        before, _BUDGET.n_bytes = _BUDGET.n_bytes, n_bytes
+    if not _BUDGET.taken.acquire(blocking=False):
+        # Blocks that overlap could end in any order, and the last to end would leave the budget of another behind.
+        raise UsageError(
+            f"a chunk_budget of {_BUDGET.n_bytes:,} bytes is in force in this process; put one block around the whole "
+            "run, which all threads see"
+        )
+    _BUDGET.n_bytes = n_bytes
     try:
         yield
     finally:
-        with _BUDGET.lock:
-            _BUDGET.n_bytes = before
+        _BUDGET.n_bytes = CHUNK_BYTES
+        _BUDGET.taken.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from segcal.calibrator_info import CalibratorInfo
+from segcal.calibrators import CALIBRATORS
 from segcal.errors import MismatchError
 from segcal.manifest import Manifest
 from segcal.types import AppliedPooling
@@ -41,7 +42,7 @@ def _pooling_differences(info: CalibratorInfo, manifest: Manifest, pooling: Appl
     """Refuse another pooling than that of the fit; warn of another number of members."""
     if pooling == "members-probabilities":
         return _on_single_members(info)
-    if pooling != info.pooling and not (manifest.n_members == 1 and info.translation_invariant):
+    if pooling != info.pooling and not (manifest.n_members == 1 and _is_invariant_map(info)):
         raise MismatchError(
             f"pooling differs: the calibrator ({info.method}) was fitted on pooled {info.pooling}, asked for is "
             f"pooling of {pooling}. Pool by {info.pooling}, or fit a calibrator with --pooling {pooling}."
@@ -57,6 +58,11 @@ def _pooling_differences(info: CalibratorInfo, manifest: Manifest, pooling: Appl
         f"number of members differs: fitted on {info.n_members}, applied to {manifest.n_members}; calibration may "
         f"not carry over ({way_out})"
     ]
+
+
+def _is_invariant_map(info: CalibratorInfo) -> bool:
+    """Of the map alone: a pipeline may be invariant only because its pooling has taken the shift away (METHODS 1)."""
+    return info.regions or CALIBRATORS[info.method].translation_invariant
 
 
 def _on_single_members(info: CalibratorInfo) -> list[str]:

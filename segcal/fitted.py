@@ -26,7 +26,7 @@ from segcal.manifest import Manifest
 from segcal.preserve import keep_decision
 from segcal.regions import RegionCalibrator
 from segcal.slabs import BySlabs
-from segcal.types import AppliedPooling, Box, Pooling
+from segcal.types import AppliedPooling, Box, Pooling, box_slices
 
 MAX_FILE_BYTES = 1 << 30
 METADATA_KEY = "segcal"
@@ -77,7 +77,7 @@ class FittedCalibrator:
         if crop is None:
             return self._box_probs(logits, decision)
         # Only the box is calibrated: what lies outside is fill, and no neighbour may see it.
-        z, y, x = (slice(low, high) for low, high in crop)
+        z, y, x = box_slices(crop)
         probs = torch.zeros_like(logits)
         if isinstance(self.calibrator, Calibrator):
             probs[0] = 1.0

@@ -11,7 +11,7 @@ METHODS: SEG 3.3. Only the inside of the crop box is computed; outside it the po
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from segcal.checks.value_counts import n_equal
+from segcal.checks.value_counts import inside, n_equal
 from segcal.chunks import chunk_slices, chunk_voxels
 from segcal.device import takes_loop
 from segcal.errors import DataError, GeometryError
-from segcal.io.archive import AnyArray
 from segcal.io.members import Member
-from segcal.types import Box, Kind, Pooling
+from segcal.types import Box, Kind, Pooling, box_slices
 from segcal.volumes import empty_volume
 
 RANGE_TOLERANCE = 1e-3
@@ -90,7 +89,7 @@ class Pool:
         self._first.check_same(layout)
         if self._sum is None:
             self._sum = self._empty(member)
-        stored = torch.from_numpy(_inside(member.values, member.crop))
+        stored = torch.from_numpy(inside(member))
         floor = _Floor.of(member)
         for block in _chunks(stored.shape):
             part = stored[block].to(self._sum)
@@ -116,7 +115,7 @@ class Pool:
             logits = total  # in place: a second volume would double the memory of the case
         else:
             logits = torch.zeros(shape, dtype=torch.float32, device=self._device)
-        target = logits if crop is None else logits[:, *(slice(low, high) for low, high in crop)]
+        target = logits if crop is None else logits[:, *box_slices(crop)]
         for block in _chunks(target.shape):
             finished = self._finished(total[block])
             if logits is not total or self._pooling != "logits":  # otherwise it was divided where it stands
@@ -124,7 +123,7 @@ class Pool:
         return Pooled(logits, crop, self._n_floored, self._n_fill)
 
     def _empty(self, member: Member) -> Tensor:
-        n_classes, *space = _inside(member.values, member.crop).shape
+        n_classes, *space = inside(member).shape
         channels = 2 * n_classes if self._regions and self._pooling == "probabilities" else n_classes
         # Double precision files may hold what single precision cannot; Apple's MPS has no double precision.
         wide = member.values.dtype == np.float64
@@ -217,15 +216,6 @@ def _largest(flat: Tensor, dtype: torch.dtype) -> Tensor:
     return largest
 
 
-def pool_members(members: Iterable[Member], pooling: Pooling, *, regions: bool, device: torch.device) -> Pooled:
-    """Pool members taken from an iterable; each is released before the next is asked for."""
-    pool = Pool(pooling, regions=regions, device=device)
-    for member in members:
-        pool.add(member)
-        del member
-    return pool.result()
-
-
 @dataclass(frozen=True, slots=True)
 class _Layout:
     """What all members of a case have in common."""
@@ -272,10 +262,6 @@ def _log(p: Tensor, floor: float) -> Tensor:
     return p.log_().clamp_(min=math.log(floor))
 
 
-def _inside(values: AnyArray, crop: Box | None) -> AnyArray:
-    return values if crop is None else values[:, *(slice(low, high) for low, high in crop)]
-
-
 def _chunks(shape: torch.Size | tuple[int, ...]) -> Iterator[tuple[slice, slice, slice]]:
     """Blocks (class, z, y) of as many voxels as the budget allows that cover the volume, in order."""
     n_classes, depth, height, width = shape
@@ -295,10 +281,10 @@ def _n_fill(part: Tensor, *, regions: bool) -> int:
 def _check_values(part: Tensor, member: Member, *, regions: bool) -> None:
     low, high = (float(bound) for bound in part.aminmax())
     if not (math.isfinite(low) and math.isfinite(high)):
-        inside = _inside(member.values, member.crop)
-        n_bad = inside.size - int(np.isfinite(inside).sum())
+        values = inside(member)
+        n_bad = values.size - int(np.isfinite(values).sum())
         raise DataError(
-            f"{member.path}: {n_bad:,} of {inside.size:,} values where the network predicted are NaN or Inf. "
+            f"{member.path}: {n_bad:,} of {values.size:,} values where the network predicted are NaN or Inf. "
             "Predict this case again; a network that diverged in training writes such files without an error."
         )
     if member.kind == "logits":

@@ -62,7 +62,6 @@ class PipelineSettings(SettingsModel):
         rows: voxels the data are condensed to before fitting.
         max_patches: in-plane patches kept for methods that look at neighbours.
         seed: decides samples, drawn splits and trials.
-        objective: what tuning minimises on the validation cases.
         lambda_: fixes λ instead of tuning it (`lambda` in files).
         mu: fixes µ instead of tuning it.
         space: the ranges of what is tuned.
@@ -75,7 +74,6 @@ class PipelineSettings(SettingsModel):
     rows: Annotated[Whole, Field(ge=1_000)] = 120_000
     max_patches: Annotated[Whole, Field(ge=1)] = 8_192
     seed: Annotated[Whole, Field(ge=0)] = 0
-    objective: Literal["nll"] = "nll"
     lambda_: Annotated[Number, Field(ge=0)] | None = Field(default=None, alias="lambda")
     mu: Annotated[Number, Field(ge=0)] | None = None
     space: SearchSpace = SearchSpace()

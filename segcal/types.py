@@ -27,6 +27,9 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 IGNORED = -1
 """Class index of a voxel that never counts (the manifest's `ignore_label`)."""
 
+GRID_TOLERANCE_MM = 1e-2
+"""How far apart the corners of two grids may lie that are called the same: affines are stored in single precision."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grid:
@@ -41,7 +44,7 @@ class Grid:
     shape: tuple[int, int, int]
     affine: NDArray[np.float64] | None = None
 
-    def agrees_with(self, other: Grid, *, tolerance_mm: float = 1e-2) -> bool:
+    def agrees_with(self, other: Grid) -> bool:
         """Same shape and, where both have one, the same affine at every corner of the volume."""
         if self.shape != other.shape:
             return False
@@ -50,4 +53,10 @@ class Grid:
         z, y, x = (n - 1 for n in self.shape)
         corners = np.array([[i, j, k, 1.0] for i in (0, x) for j in (0, y) for k in (0, z)])
         apart = (self.affine - other.affine) @ corners.T
-        return bool(np.abs(apart[:3]).max() <= tolerance_mm)
+        return bool(np.abs(apart[:3]).max() <= GRID_TOLERANCE_MM)
+
+
+def box_slices(box: Box) -> tuple[slice, slice, slice]:
+    """What an array (z, y, x) is indexed with to get the box."""
+    z, y, x = (slice(low, high) for low, high in box)
+    return z, y, x

@@ -195,5 +195,4 @@ def drawn_case(crop: Box | None) -> CaseData:
         grid=None,
         n_floored=0,
         kind="logits",
-        fingerprints=(),
     )

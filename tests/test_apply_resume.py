@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from segcal import cases
 from segcal.apply import ApplyRun, apply_calibrator
 from segcal.applying import files as written_files
 from segcal.errors import (
@@ -27,6 +28,7 @@ from segcal.errors import (
     UsageError,
 )
 from segcal.fitted import FittedCalibrator
+from segcal.io.members import Member, read_member
 from segcal.manifest import Manifest
 from tests.apply_data import CPU, random_logits, rotated, temperature, write_image, write_manifest, write_member
 from tests.processes import heed_interrupts
@@ -101,6 +103,20 @@ def test_resume_does_exactly_the_changed_case_again(tmp_path: Path, manifest: Ma
     fresh = tmp_path / "fresh"
     apply(manifest, fresh)
     assert contents(out) == contents(fresh)
+
+
+def test_a_member_that_changes_while_it_is_read_is_read_again(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overtaken(path: Path, **options: Any) -> Member:
+        if path.name == "b.npz":
+            write_member(path, random_logits(7))
+        return read_member(path, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cases, "read_member", overtaken)
+        apply(manifest, tmp_path / "out")
+    assert apply(manifest, tmp_path / "out", resume=True).redone == ["b"]
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated"])

@@ -91,7 +91,6 @@ def test_a_case_is_pooled_and_labelled(study: Study) -> None:
     assert (case.case_id, case.kind, case.n_floored) == ("case_1", "logits", 0)
     assert case.grid is not None
     np.testing.assert_allclose(case.grid.affine, AFFINE)
-    assert len(set(case.fingerprints)) == 3
 
 
 def test_ties_go_to_the_first_class(tmp_path: Path) -> None:
@@ -101,7 +100,6 @@ def test_ties_go_to_the_first_class(tmp_path: Path) -> None:
 def test_only_the_first_members_are_used_when_asked(study: Study) -> None:
     case = study.load(n_members=1)
     np.testing.assert_allclose(case.logits.numpy(), study.logits[0], atol=1e-6)
-    assert len(case.fingerprints) == 1
     for n_members in (0, 4):
         with pytest.raises(UsageError, match="the manifest lists 3"):
             study.load(n_members=n_members)
@@ -120,23 +118,6 @@ def test_several_poolings_of_one_read_are_the_single_ones(study: Study) -> None:
         alone = study.load(want.pooling, n_members=want.n_members)
         assert torch.equal(found.logits, alone.logits)
         assert torch.equal(found.decision, alone.decision)
-        assert found.fingerprints == alone.fingerprints
-        assert len(found.fingerprints) == (want.n_members or 3)
-
-
-def test_a_member_that_changes_while_it_is_read_differs_from_its_fingerprint(
-    study: Study, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = study.load().fingerprints
-
-    def overtaken(path: Path, **options: Any) -> Member:
-        if path.name == "member_0.npz":
-            study.member(0, logits=study.logits[0] + 1)
-        return read_member(path, **options)
-
-    monkeypatch.setattr(cases, "read_member", overtaken)
-    assert study.load().fingerprints == before
-    assert study.load().fingerprints[0] != before[0]
 
 
 def test_voxels_outside_the_crop_are_known_and_background(study: Study) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from segcal.apply import apply_calibrator
 from segcal.chunks import CHUNK_BYTES, FEWEST_VOXELS, MOST_VOXELS, chunk_budget, chunk_slices, chunk_voxels
-from segcal.errors import ParameterError
+from segcal.errors import ParameterError, UsageError
 from segcal.fitting.run import fit_many
 from tests.fit_data import write_ensemble
 
@@ -37,6 +37,23 @@ def test_the_budget_ends_with_its_block() -> None:
     with chunk_budget(1 << 16):
         assert chunk_voxels(5) < MOST_VOXELS
     assert chunk_voxels(5) == MOST_VOXELS
+
+
+def test_blocks_that_overlap_are_refused_and_leave_nothing_behind() -> None:
+    first, second = chunk_budget(1 << 13), chunk_budget(1 << 26)
+    with first:
+        inside = chunk_voxels(5)
+        with pytest.raises(UsageError, match=r"8,192 bytes is in force.*one block around the whole run"), second:
+            pass
+        assert chunk_voxels(5) == inside
+    assert chunk_voxels(5) == MOST_VOXELS
+
+
+def test_a_block_that_ends_in_an_error_leaves_room_for_the_next() -> None:
+    with pytest.raises(ZeroDivisionError), chunk_budget(1 << 13):
+        _ = 1 / 0
+    with chunk_budget(1 << 14):
+        assert chunk_voxels(5) < MOST_VOXELS
 
 
 def test_a_budget_of_nothing_is_refused() -> None:

@@ -454,6 +454,35 @@ def test_methods_that_want_different_samples_are_not_fitted_from_one(tmp_path: P
         fit_many(manifest, ["ts", "dc"], settings=settings, device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("methods", "how", "way_out"),
+    [
+        (["ts", "dc"], {"full": True, "solver": "adam"}, r"ts \(solver adam\), dc .*Leave out --full, or"),
+        (["ts"], {"polished": True, "solver": "adam"}, r"Leave out --polish, or fit with --solver exact\.$"),
+        (["lts", "lts_ti"], {"full": True}, r"Leave out --full\.$"),
+        (["identity"], {"polished": True}, r"Leave out --polish\.$"),
+    ],
+)
+def test_reading_all_voxels_for_nothing_is_refused_before_anything_is_read(
+    manifest: Manifest, methods: list[str], how: dict[str, Any], way_out: str, reads: list[str]
+) -> None:
+    with pytest.raises(UsageError, match=way_out):
+        fit_many(manifest, methods, **how, **FIXED)
+    assert reads == []
+
+
+def test_ets_has_one_solver_whatever_is_asked_for(manifest: Manifest) -> None:
+    asked, plain = (fit(manifest, method="ets", solver=solver, full=True) for solver in ("adam", None))
+    assert asked.info.solver == "exact"
+    assert asked.content == plain.content
+
+
+def test_adam_says_that_full_means_nothing_to_it(manifest: Manifest) -> None:
+    both = fit_many(manifest, ["ts", "ets"], solver="adam", trials=1, full=True)
+    said = {name: any("adam solver always stops" in text for text in f.info.warnings) for name, f in both.items()}
+    assert said == {"ts": True, "ets": False}
+
+
 def test_a_local_method_says_that_full_means_nothing_to_it(tmp_path: Path) -> None:
     manifest = write_ensemble(tmp_path)
     both = fit_many(manifest, ["ts", "lts_ti"], trials=1, full=True, device="cpu")

@@ -319,6 +319,20 @@ def test_one_member_needs_no_pooling() -> None:
 
 
 @pytest.mark.parametrize("method", ["vs", "ms", "lts"])
+def test_a_shift_that_pooling_took_away_in_the_fit_is_not_given_to_a_map_that_sees_it(method: str) -> None:
+    fitted = make_fitted(method, pooling="probabilities")
+    assert fitted.info.translation_invariant
+    with pytest.raises(MismatchError, match=rf"pooling differs.*{method}.*Pool by probabilities"):
+        fitted.check_compatible(manifest_of(n_members=1), "logits")
+
+
+def test_log_odds_of_one_member_have_no_shift_to_see() -> None:
+    regions = [{"name": name, "labels": [k + 1]} for k, name in enumerate(CLASSES)]
+    manifest = manifest_of(n_members=1, classes=None, regions=regions, regions_class_order=[1, 2, 3])
+    assert make_fitted("vs", regions=True, pooling="probabilities").check_compatible(manifest, "logits") == []
+
+
+@pytest.mark.parametrize("method", ["vs", "ms", "lts"])
 def test_a_shift_sensitive_method_on_the_other_kind(method: str) -> None:
     fitted, other = make_fitted(method), manifest_of(kind="probabilities")
     with pytest.raises(MismatchError, match=rf"kind differs: {method}.*not translation-invariant.*--force"):

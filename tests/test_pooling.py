@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from scipy.special import expit, log_softmax, logsumexp, softmax
 
 from segcal.errors import DataError, GeometryError
 from segcal.io.members import Member
-from segcal.pooling import Pool, Pooled, pool_members
+from segcal.pooling import Pool, Pooled
 from segcal.types import Box, Kind, Pooling
 
 CPU = torch.device("cpu")
@@ -26,8 +25,11 @@ KINDS: list[Kind] = ["logits", "probabilities"]
 AnyArray = np.ndarray[Any, Any]
 
 
-def pooled(members: list[Member], pooling: Pooling, *, regions: bool = False) -> Pooled:
-    return pool_members(iter(members), pooling, regions=regions, device=CPU)
+def pooled(members: list[Member], pooling: Pooling, *, regions: bool = False, device: torch.device = CPU) -> Pooled:
+    pool = Pool(pooling, regions=regions, device=device)
+    for member in members:
+        pool.add(member)
+    return pool.result()
 
 
 def drawn(seed: int, kind: Kind, dtype: Any, *, regions: bool, n_members: int = 5, spread: float = 6.0) -> list[Member]:
@@ -281,21 +283,6 @@ def test_the_pool_keeps_no_member_alive(pooling: Pooling, kind: Kind) -> None:
     assert pool.result().logits.shape == (3, 4, 5, 6)
 
 
-def test_members_are_asked_for_one_at_a_time() -> None:
-    living: list[weakref.ref[Member]] = []
-
-    def stream() -> Iterator[Member]:
-        for seed in range(6):
-            assert all(ref() is None for ref in living)
-            member = drawn(seed, "logits", np.float32, regions=False, n_members=1)[0]
-            living.append(weakref.ref(member))
-            yield member
-            del member
-
-    pool_members(stream(), "logits", regions=False, device=CPU)
-    assert len(living) == 6
-
-
 @pytest.mark.parametrize("chunk", [1, 7, 10**9])
 def test_the_size_of_the_chunks_changes_no_bit(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     for kind in KINDS:
@@ -314,5 +301,5 @@ def test_cuda_agrees_with_the_cpu() -> None:
     for kind in KINDS:
         for pooling in POOLINGS:
             members = drawn(2, kind, np.float16, regions=False)
-            there = pool_members(members, pooling, regions=False, device=torch.device("cuda")).logits
+            there = pooled(members, pooling, device=torch.device("cuda")).logits
             torch.testing.assert_close(there.cpu(), pooled(members, pooling).logits, rtol=1e-5, atol=1e-5)

@@ -43,7 +43,6 @@ def test_defaults_are_those_of_the_paper() -> None:
 
     assert settings.trials == 20
     assert settings.solver == "exact"
-    assert settings.objective == "nll"
     assert settings.space.lambda_ == settings.space.mu == LogRange(zero=True, low=1e-6, high=1e-1)
     assert settings.space.alpha == LogRange(zero=True, low=1e-6, high=1e-2)
     assert settings.space.learning_rate == LogRange(zero=False, low=1e-4, high=3e-2)

@@ -17,7 +17,7 @@ from segcal.chunks import chunk_slices, chunk_voxels
 from segcal.fitted import FittedCalibrator
 from segcal.preserve import keep_near_ties
 from segcal.threads import one_thread
-from segcal.types import Box
+from segcal.types import Box, box_slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def _in_background(
     maps: CaseMaps, crop: Box, decision: Tensor, settings: ApplySettings, *, preserving: bool
 ) -> CaseMaps:
     """The maps of a crop, put into a volume of certain background; a segmentation that is kept is kept there too."""
-    box, space = tuple(slice(low, high) for low, high in crop), tuple(decision.shape)
+    box, space = box_slices(crop), tuple(decision.shape)
     certain = torch.zeros((len(maps.probabilities), 1, 1, 1), device="cpu")
     certain[0] = 1.0
     stored = np.empty((len(certain), *space), dtype=settings.dtype)

@@ -25,6 +25,7 @@ from segcal.checks.tell_tales import TellTales
 from segcal.fitted import FittedCalibrator
 from segcal.manifest import Manifest
 from segcal.types import Grid
+from segcal.volumes import space_of
 
 
 class CaseToApply(NamedTuple):
@@ -67,6 +68,7 @@ class ApplyWork(ReadAhead[CaseToApply, CaseRead, CaseApplied]):
 
     def read(self, item: CaseToApply) -> CaseRead:
         start, case = time.perf_counter(), self.manifest.case(item.case_id)
+        # Taken first: a file that changes while it is read then differs from its record, never the other way round.
         recipe = Recipe(
             calibrator_sha256=self.fitted.sha256,
             settings=self.settings,
@@ -92,7 +94,7 @@ class ApplyWork(ReadAhead[CaseToApply, CaseRead, CaseApplied]):
         start, case = time.perf_counter(), data.data
         noticed = TellTales()
         noticed.look(case)
-        grid = case.grid or Grid((case.logits.shape[1], case.logits.shape[2], case.logits.shape[3]))
+        grid = case.grid or Grid(space_of(case.logits))
         files = plan_files(item.case_id, grid, self.settings)
         regions = self.manifest.has_regions
         if data.mean is None:

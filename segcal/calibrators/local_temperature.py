@@ -17,12 +17,13 @@ from torch import Tensor
 
 from segcal.calibrators.base import Calibrator, Preserves, at_least_float32, expect_tensor
 from segcal.chunks import chunk_slices
+from segcal.compiled import agreed
 from segcal.device import takes_loop
 from segcal.errors import ParameterError
 
 N_LEAVES, N_GATES = 4, 3
 N_MAPS = N_LEAVES + N_GATES
-KERNEL, DILATION = 5, 2
+KERNEL, DILATION = agreed.KERNEL, agreed.DILATION
 HALO = DILATION * (KERNEL // 2)
 """Pixels the temperature of a pixel looks away from it, in every in-plane direction."""
 

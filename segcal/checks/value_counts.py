@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from segcal.io.members import Member
-from segcal.types import Box
+from segcal.types import Box, box_slices
 
 FLOAT16_MAX = 65504.0
 FINE_SUM = 1e-3
@@ -60,7 +60,7 @@ def inside(member: Member) -> NDArray[Any]:
     """The values the network predicted, (class, z, y, x); a view."""
     if member.crop is None:
         return member.values
-    return member.values[:, *(slice(low, high) for low, high in member.crop)]
+    return member.values[:, *box_slices(member.crop)]
 
 
 def count_values(member: Member) -> ValueCounts:

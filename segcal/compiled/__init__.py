@@ -1,1 +1,2 @@
-"""Loops over voxels that numba compiles. Imported only where a loop runs: numba costs a quarter of a second."""
+"""Loops over voxels that numba compiles. But for `agreed` imported only where a loop runs: numba costs
+a quarter of a second."""

@@ -12,9 +12,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from segcal.compiled.agreed import DILATION, KERNEL
 from segcal.compiled.build import compiled
-
-KERNEL, DILATION = 5, 2
 
 Floats: TypeAlias = NDArray[np.float32]
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from segcal.compiled import agreed
 from segcal.compiled.build import compiled, inlined
 from segcal.compiled.elementary import exp_of_negative, log_of_positive
 
@@ -24,7 +25,7 @@ PIECE = 512
 N_SUMS = 6
 NLL_1, NLL_2, CONFIDENCE, COUNT, ENERGY_MEAN, ENERGY_SQUARES = range(N_SUMS)
 
-_GOLDEN, _MIX_1, _MIX_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_GOLDEN, _MIX_1, _MIX_2 = np.uint64(agreed.GOLDEN), np.uint64(agreed.MIX_1), np.uint64(agreed.MIX_2)
 _30, _27, _31, _11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
 
 

@@ -14,18 +14,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from segcal.compiled import agreed
 from segcal.compiled.build import compiled
 from segcal.compiled.voxel_tables import Bytes, Counts, Doubles, Floats, Index, Seen, Steps, Tables
 
 BLOCK = 256
-UNITS_PER_ONE = float(2**34)
+UNITS_PER_ONE = float(agreed.UNITS_PER_ONE)
 TO_WHOLE = 1.5 * 2.0**52
 """Adding and taking away this number rounds a float64 below 2^51 to the nearest whole one, the even one if in doubt."""
-SETTLED = np.float32(1.0 - 2.0**-10)
+SETTLED = np.float32(agreed.SETTLED)
 STEPS_PER_ONE = float(2**24)
 """Settled confidences up to 1 are whole steps of 2^-24 away from it: 2^14 different ones in all."""
-DROPPED_BITS = 15
-SMALLEST_NORMAL = 2.0**-126
+DROPPED_BITS = agreed.DROPPED_BITS
+SMALLEST_NORMAL = agreed.SMALLEST_NORMAL
 """Probabilities of the label below this float32 are counted as floored."""
 
 

@@ -30,6 +30,7 @@ from segcal.metrics import (
     make_region_metrics,
 )
 from segcal.threads import one_thread, side_by_side
+from segcal.volumes import space_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +88,7 @@ def measure_case(
     pooled = dict(zip(wanted, _with_short_labels(found), strict=True))
     del found
     first = pooled[wanted[0]]
-    deployed = load_deployed(manifest, case, device=device, shape=_space(first.logits))
+    deployed = load_deployed(manifest, case, device=device, shape=space_of(first.logits))
     frame = case_frame(manifest, first, deployed, settings, count_outside=count_outside)
     outside_share = 0.0 if first.inside is None else float((~first.inside).double().mean())
     noticed = TellTales()
@@ -228,8 +229,3 @@ def _energy(data: CaseData) -> dict[str, float]:
     energy = FreeEnergy()
     energy.update(data.case_id, data.logits, inside=data.inside)
     return energy.compute()[data.case_id]
-
-
-def _space(logits: Tensor) -> tuple[int, int, int]:
-    _, z, y, x = logits.shape
-    return z, y, x

@@ -13,6 +13,9 @@ from segcal.errors import GeometryError
 
 Volume = NDArray[Any]
 
+FEWEST_VOXELS = 5
+"""A class of a slice is worth showing when at least so many of its voxels carry it."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PictureMaps:
@@ -64,18 +67,15 @@ def informative_slice(maps: PictureMaps) -> int:
     return choose_slice(len(shown), shown.__getitem__, doubt)
 
 
-def choose_slice(
-    n_slices: int, shown: Callable[[int], Volume], doubt: Callable[[int], float], *, min_voxels: int = 5
-) -> int:
+def choose_slice(n_slices: int, shown: Callable[[int], Volume], doubt: Callable[[int], float]) -> int:
     """The slice with the most classes and, among those, the most doubt, errors and flips; the last of equals.
 
     Args:
         n_slices: How many there are.
         shown: Class index per pixel of a slice; negative where ignored.
         doubt: What `slice_doubt` says of a slice; only asked of slices with the most classes.
-        min_voxels: A class counts when at least so many voxels of the slice carry it.
     """
-    n_classes = [_n_classes(shown(index), min_voxels) for index in range(n_slices)]
+    n_classes = [_n_classes(shown(index)) for index in range(n_slices)]
     candidates = [index for index, count in enumerate(n_classes) if count == max(n_classes)]
     return max(candidates, key=lambda index: (doubt(index), index))
 
@@ -86,5 +86,5 @@ def slice_doubt(confidence: Volume, errors: Volume | None, flips: Volume | None)
     return float((1.0 - confidence.astype(np.float64)).sum()) + extra
 
 
-def _n_classes(shown: Volume, min_voxels: int) -> int:
-    return int((np.bincount(shown[shown >= 0]) >= min_voxels).sum())
+def _n_classes(shown: Volume) -> int:
+    return int((np.bincount(shown[shown >= 0]) >= FEWEST_VOXELS).sum())

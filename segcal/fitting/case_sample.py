@@ -20,7 +20,7 @@ from segcal.manifest import Manifest
 from segcal.metrics.energy import FreeEnergy, mean_confidence
 from segcal.regions import binary_logits
 from segcal.threads import one_thread
-from segcal.types import IGNORED, Pooling
+from segcal.types import IGNORED, Pooling, box_slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def _counted(case: CaseData) -> Tensor:
 def _labelled_volume(case: CaseData, channel: int) -> tuple[Tensor, Tensor]:
     """Logits and labels of the crop: no neighbour may see the fill outside it."""
     logits, labels, _ = _channel(case, channel)
-    box = (slice(None),) * 3 if case.crop is None else tuple(slice(low, high) for low, high in case.crop)
+    box = (slice(None),) * 3 if case.crop is None else box_slices(case.crop)
     return logits[:, *box], labels.masked_fill(~_counted(case), IGNORED)[box]
 
 

@@ -20,6 +20,8 @@ from segcal.regions import RegionCalibrator
 from segcal.settings import PipelineSettings
 from segcal.types import Pooling
 
+_ADAM_ON_SAMPLE = "the adam solver always stops early on the sample of voxels"
+
 FEW_CASES = 10
 """A calibration set with fewer cases is named in the warnings; SEG App. F sees noise below about 14."""
 
@@ -97,8 +99,9 @@ class FitContext:
         calibrators = tuple(channel.solution.calibrator for channel in channels)
         calibrator = RegionCalibrator(calibrators) if self.manifest.has_regions else calibrators[0]
         warnings = list(common)
-        if self.options.passes and method.spatial:
-            warnings.append("local temperature scaling is always fitted on patches, also with --full and --polish")
+        if self.options.passes and settings.solver == "adam":
+            what = "local temperature scaling is always fitted on patches" if method.spatial else _ADAM_ON_SAMPLE
+            warnings.append(f"{what}, also with --full and --polish")
         if self._needs_force(name):
             warnings.insert(0, f"{self._lost_offset(name)}; fitted because of --force")
         for channel in channels:

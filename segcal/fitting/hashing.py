@@ -7,9 +7,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-_GOLDEN = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
+from segcal.compiled.agreed import GOLDEN, MIX_1, MIX_2
 
 
 def voxel_uniforms(seed: int, case_id: str, indices: Tensor) -> Tensor:
@@ -25,9 +23,9 @@ def voxel_uniforms(seed: int, case_id: str, indices: Tensor) -> Tensor:
     Returns:
         (n,) float64 on the CPU or wherever `indices` are, in steps of 2^-53 and never 0 or 1.
     """
-    state = (indices * _signed(_GOLDEN)).add_(_signed(stream_of(seed, case_id)))
-    state.bitwise_xor_(_shift_right(state, 30)).mul_(_signed(_MIX_1))
-    state.bitwise_xor_(_shift_right(state, 27)).mul_(_signed(_MIX_2))
+    state = (indices * _signed(GOLDEN)).add_(_signed(stream_of(seed, case_id)))
+    state.bitwise_xor_(_shift_right(state, 30)).mul_(_signed(MIX_1))
+    state.bitwise_xor_(_shift_right(state, 27)).mul_(_signed(MIX_2))
     state.bitwise_xor_(_shift_right(state, 31))
     return _shift_right(state, 11).to(torch.float64).add_(0.5).mul_(2.0**-53)
 

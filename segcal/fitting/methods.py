@@ -99,6 +99,11 @@ def tuned_names(settings: PipelineSettings, n_classes: int) -> list[str]:
     return names
 
 
+def goes_on_to_all_voxels(settings: PipelineSettings) -> bool:
+    """Whether `--full` and `--polish` do anything: Adam stops before the optimum they move, the identity has none."""
+    return settings.solver == "exact" and settings.method != "identity"
+
+
 def fit_method(settings: PipelineSettings, channel: Channel, job: TuningJob, *, device: torch.device) -> MethodFit:
     """Tune and fit one method on one channel."""
     method = CALIBRATORS[settings.method]

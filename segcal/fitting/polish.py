@@ -60,11 +60,12 @@ def polish(
     read: FullRead,
     *,
     max_passes: int,
-    tolerance: float = TOLERANCE,
 ) -> dict[Key, Polished]:
     """Bring several fitted methods to the optimum of all voxels; they share every read.
 
-    The last read only measures: gradient norm and NLL of what is returned are exact.
+    A method is finished when its projected gradient norm on all voxels is that of an exact fit; what is promised is
+    enough once a pass no longer gains a digit. The last read only measures: gradient norm and NLL of what is returned
+    are exact.
 
     Args:
         solutions: fits on the samples.
@@ -72,8 +73,6 @@ def polish(
         samples: weighted rows by channel.
         read: reads all voxels.
         max_passes: corrections at most; one already divides the error by a large factor.
-        tolerance: projected gradient norm on all voxels at which a method is finished; what is promised is enough
-            once a pass no longer gains a digit.
     """
     current, finished, best = dict(solutions), dict[Key, Polished](), dict[Key, Polished]()
     for n_pass in range(1, max_passes + 2):
@@ -90,7 +89,7 @@ def polish(
             if measured.kkt < before:
                 best[key] = Polished(measured, total.nll, n_pass)
             stalled = measured.kkt <= KKT_PROMISE and measured.kkt > 0.1 * before
-            if measured.kkt <= tolerance or stalled or n_pass > max_passes:
+            if measured.kkt <= TOLERANCE or stalled or n_pass > max_passes:
                 finished[key] = replace(best[key], n_passes=n_pass)
             else:
                 corrected = total.correct(samples[key[0]], penalties[key])

@@ -14,6 +14,7 @@ import torch
 
 import segcal
 from segcal.calibrators import CALIBRATORS, Calibrator
+from segcal.calibrators.affine import AffineCalibrator
 from segcal.case_map import CaseMap, in_process
 from segcal.data_hash import data_hash
 from segcal.device import resolve_device
@@ -23,7 +24,7 @@ from segcal.fitting.described import FitContext, FitOptions
 from segcal.fitting.gather import Gathered, SampleSizes, gather
 from segcal.fitting.gradient_work import GradientWork
 from segcal.fitting.likelihood import mean_nll
-from segcal.fitting.methods import Channel, MethodFit, TuningJob, fit_method, tuned_names
+from segcal.fitting.methods import Channel, MethodFit, TuningJob, fit_method, goes_on_to_all_voxels, tuned_names
 from segcal.fitting.polish import MAX_PASSES, Key, Sums, polish
 from segcal.manifest import Manifest, Split, draw_split
 from segcal.settings import PipelineSettings
@@ -88,6 +89,7 @@ def fit_many(
     }
     _check_one_sample(pipelines.values())
     options = FitOptions(passes=MAX_PASSES if full else int(polished), force=force, storage=storage)
+    _check_passes(options.passes, pipelines)
     context = FitContext(manifest, pooling, options)
     run = _FitRun(context, pipelines, resolve_device(device, sums=True), progress, case_map)
     return run.fit(choose_split(manifest, split, pipelines.values(), next(iter(pipelines.values())).seed))
@@ -103,9 +105,14 @@ def pipeline_settings(
         base = given[method]
     else:
         base = PipelineSettings(method=method, pooling=pooling)
+    return base.changed(source=f"settings of {method}", **{**overrides, **_only_solver(method), "pooling": pooling})
+
+
+def _only_solver(method: str) -> dict[str, str]:
+    """Affine methods leave the choice; local temperature scaling and the mixture of `ets` have one solver each."""
     if CALIBRATORS[method].spatial:
-        overrides = {**overrides, "solver": "adam"}
-    return base.changed(source=f"settings of {method}", **{**overrides, "pooling": pooling})
+        return {"solver": "adam"}
+    return {} if issubclass(CALIBRATORS[method], AffineCalibrator) else {"solver": "exact"}
 
 
 def choose_split(
@@ -136,6 +143,19 @@ def _check_one_sample(pipelines: Iterable[PipelineSettings]) -> None:
         if len(set(values.values())) > 1:
             listed = ", ".join(f"{method} {value}" for method, value in values.items())
             raise UsageError(f"the methods' settings differ in `{field}` ({listed}); fit them in two calls")
+
+
+def _check_passes(passes: int, pipelines: Mapping[str, PipelineSettings]) -> None:
+    """Refuse reads of all voxels that no method would make."""
+    if not passes or any(goes_on_to_all_voxels(settings) for settings in pipelines.values()):
+        return
+    option = "--full" if passes > 1 else "--polish"
+    has_choice = any(not _only_solver(method) for method in pipelines)
+    raise UsageError(
+        f"{option} moves an exact fit to the optimum of all voxels, and there is none here: "
+        f"{', '.join(f'{method} (solver {settings.solver})' for method, settings in pipelines.items())}. "
+        f"Leave out {option}{', or fit with --solver exact' if has_choice else ''}."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +235,7 @@ class _FitRun:
         self, fits: dict[Key, MethodFit], calibration: Gathered, validation: Gathered | None, ids: Sequence[str]
     ) -> dict[Key, MethodFit]:
         """Bring the exact fits to the optimum of all voxels."""
-        chosen = {
-            key: fitted
-            for key, fitted in fits.items()
-            if self.pipelines[key[1]].solver == "exact" and key[1] != "identity"
-        }
+        chosen = {key: fitted for key, fitted in fits.items() if goes_on_to_all_voxels(self.pipelines[key[1]])}
         if not self.context.options.passes or not chosen:
             return fits
         results = polish(

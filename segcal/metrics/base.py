@@ -140,15 +140,5 @@ class Metric(ABC, Generic[State]):
         """Numbers of every case, `math.nan` where undefined; averaging over cases is the bootstrap's business."""
         return {
             case_id: {name: math.nan if isinstance(value, Undefined) else value for name, value in scores.items()}
-            for case_id, scores in self._scores().items()
+            for case_id, scores in ((case_id, self.score(state)) for case_id, state in self.states.items())
         }
-
-    def undefined(self) -> dict[str, dict[str, str]]:
-        """For every case, the columns that are undefined and why."""
-        return {
-            case_id: {name: value.reason for name, value in scores.items() if isinstance(value, Undefined)}
-            for case_id, scores in self._scores().items()
-        }
-
-    def _scores(self) -> dict[str, dict[str, Score]]:
-        return {case_id: self.score(state) for case_id, state in self.states.items()}

@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,17 +82,6 @@ class FreeEnergy:
             }
             for case_id, state in self.states.items()
         }
-
-    def summary(self) -> dict[str, float]:
-        """Mean and quartiles over cases of both statistics, NaN without cases."""
-        rows = list(self.compute().values())
-        result = {}
-        for name in ("free_energy_mean", "free_energy_std"):
-            values = np.array([row[name] for row in rows if math.isfinite(row[name])])
-            quartiles = np.quantile(values, [0.25, 0.5, 0.75]) if values.size else np.full(3, math.nan)
-            result[f"{name}:mean"] = float(values.mean()) if values.size else math.nan
-            result |= {f"{name}:p{q}": float(value) for q, value in zip((25, 50, 75), quartiles, strict=True)}
-        return result
 
 
 def _moments(case_id: str, logits: Tensor) -> Moments:

@@ -11,8 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from segcal.compiled import agreed
+
 # A float32 is sign, 8 bits of exponent, 23 of mantissa: dropping 15 of them leaves 256 cells to each power of two.
-_DROPPED_BITS = 15
+_DROPPED_BITS = agreed.DROPPED_BITS
 _SMALLEST = 2.0**-24  # the gap between 1 and the float32 below it
 FIRST_CELL = (int(np.float32(_SMALLEST).view(np.int32)) >> _DROPPED_BITS) - 1
 """What the leading bits of 1 - confidence begin with: cells are counted from there."""
@@ -24,7 +26,7 @@ def _cell(distance: float) -> int:
 
 N_CELLS = _cell(1.0) + 1
 
-SETTLED = 1.0 - 2.0**-10
+SETTLED = agreed.SETTLED
 """Voxels above this confidence are all but certain. They fill the cells below `N_SETTLED_CELLS`, nothing else does."""
 
 N_SETTLED_CELLS = _cell(2.0**-10)

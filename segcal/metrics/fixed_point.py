@@ -10,7 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-UNITS_PER_ONE = 2**34
+from segcal.compiled import agreed
+
+UNITS_PER_ONE = agreed.UNITS_PER_ONE
 """Summands are counted in units of 1 / UNITS_PER_ONE."""
 
 _ROW = 1 << 12

@@ -80,15 +80,12 @@ class CaseFrame:
         flat = decision.reshape(-1)
         return replace(self, parts=tuple(_with_reference(part, flat) for part in self.parts))
 
-    def batches(
-        self, values: Tensor | ByVoxels, *, log: bool = False, as_decided: bool = False
-    ) -> Iterator[VoxelBatch]:
+    def batches(self, values: Tensor | ByVoxels, *, as_decided: bool = False) -> Iterator[VoxelBatch]:
         """The counted voxels of one pipeline, a bounded number at a time.
 
         Args:
-            values: (C, *shape of the case) probabilities, or log-probabilities with `log`; float32 as pipelines make
-                them (float16 is widened, float64 is taken as it is); or what makes them, part by part.
-            log: whether `values` are logarithms.
+            values: (C, *shape of the case) probabilities, float32 as pipelines make them (float16 is widened, float64
+                is taken as it is); or what makes them, part by part.
             as_decided: the caller has compared the largest class of every voxel with the reference decision and found
                 them equal, so that this need not be done again.
         """
@@ -99,7 +96,7 @@ class CaseFrame:
                 chunk = chunk.index_select(1, part.keep)
             if chunk.dtype not in (torch.float32, torch.float64):
                 chunk = chunk.float()
-            yield VoxelBatch(self.case_id, self.settings, part, chunk, log=log, as_decided=as_decided)
+            yield VoxelBatch(self.case_id, self.settings, part, chunk, as_decided=as_decided)
 
     def _cut(self, values: Tensor) -> ByVoxels:
         expected = (self.settings.n_classes, *self.shape)

@@ -36,11 +36,9 @@ class MetricSet:
     def __init__(self, metrics: Mapping[str, Metric[Any]]) -> None:
         self.metrics = dict(metrics)
 
-    def update(
-        self, frame: CaseFrame, values: Tensor | ByVoxels, *, log: bool = False, as_decided: bool = False
-    ) -> None:
-        """Measure one case in one pass over its probabilities, or log-probabilities with `log`; see `batches`."""
-        for batch in frame.batches(values, log=log, as_decided=as_decided):
+    def update(self, frame: CaseFrame, values: Tensor | ByVoxels, *, as_decided: bool = False) -> None:
+        """Measure one case in one pass over its probabilities; see `batches`."""
+        for batch in frame.batches(values, as_decided=as_decided):
             for metric in self.metrics.values():
                 metric.update(frame.case_id, batch)
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from segcal.compiled import agreed
 from segcal.metrics.bins import BinTable
 from segcal.metrics.fixed_point import UNITS_PER_ONE
 
-PROBABILITY_FLOOR = float(torch.finfo(torch.float32).tiny)
+PROBABILITY_FLOOR = agreed.SMALLEST_NORMAL
 """Smallest normal float32: q below it is raised to it and counted, so one voxel costs at most 87.3 nats."""
 
 

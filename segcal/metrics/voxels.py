@@ -57,17 +57,16 @@ class VoxelBatch:
     """
 
     def __init__(
-        self, case_id: str, settings: MetricSettings, part: FramePart, values: Tensor, *, log: bool, as_decided: bool
+        self, case_id: str, settings: MetricSettings, part: FramePart, probs: Tensor, *, as_decided: bool
     ) -> None:
         self.settings = settings
         self._part, self._as_decided = part, as_decided
-        self.probs = values.exp() if log else values
-        self._log_probs = values if log else None
+        self.probs = probs
         self.labels, self.reference, self.deployed = part.labels, part.reference, part.deployed
         self.label_counts, self.outside = part.label_counts, part.outside
         self.band, self.band_distance = part.band, part.band_distance
-        # One loop on the CPU counts everything; logarithms that came from elsewhere are not taken again.
-        counted = compiled_sums(self) if not log and takes(self) else None
+        # One loop on the CPU counts everything.
+        counted = compiled_sums(self) if takes(self) else None
         if counted is None:
             _check_probabilities(case_id, self.probs, self.top)
         self.sums: VoxelSums = counted or TorchSums(self)
@@ -137,8 +136,6 @@ class VoxelBatch:
     @cached_property
     def label_log_probs(self) -> Tensor:
         """(voxel,) float64 logarithm of the probability of the true class, -inf where that is 0."""
-        if self._log_probs is not None:
-            return self._log_probs.gather(0, self.labels.long()[None])[0].double()
         return self.label_probs.log()
 
 

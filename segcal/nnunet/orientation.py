@@ -15,7 +15,7 @@ import numpy as np
 import SimpleITK
 from numpy.typing import NDArray
 
-from segcal.types import Box
+from segcal.types import Box, box_slices
 
 
 def in_file_order(values: NDArray[Any], properties: Mapping[str, Any]) -> NDArray[Any]:
@@ -37,7 +37,7 @@ def in_file_order(values: NDArray[Any], properties: Mapping[str, Any]) -> NDArra
 def box_in_file_order(box: Box, shape: tuple[int, ...], properties: Mapping[str, Any]) -> Box:
     """The same for a box in an array of the given (z, y, x) shape."""
     mask = np.zeros((1, *shape), dtype=np.int16)
-    mask[:, *(slice(low, high) for low, high in box)] = 1
+    mask[:, *box_slices(box)] = 1
     inside = np.nonzero(in_file_order(mask, properties)[0])
     z, y, x = ((int(places.min()), int(places.max()) + 1) for places in inside)
     return z, y, x

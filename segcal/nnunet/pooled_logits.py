@@ -138,7 +138,6 @@ def _calibrated(
         grid=None,
         n_floored=0,
         kind="logits",
-        fingerprints=(),
     )
     maps = calibrated_maps(fitted, case, _settings(labels), regions=labels.regions is not None)
     return maps.probabilities.astype(np.float32, copy=False)

@@ -170,7 +170,6 @@ def finish_case(job: PredictJob, case: PreparedCase, logits: Iterable[NDArray[np
         grid=None,
         n_floored=pooled.n_floored,
         kind="logits",
-        fingerprints=(),
     )
     return PredictedCase(calibrated_maps(job.fitted, data, settings, regions=regions), case.properties[0])
 

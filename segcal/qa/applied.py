@@ -23,7 +23,8 @@ from segcal.qa.case import QaMaps
 from segcal.qa.sources import Source
 from segcal.scan_folders import find_images
 from segcal.settings_file import nearest_of
-from segcal.types import Box, Grid
+from segcal.types import Grid
+from segcal.volumes import inside_mask
 
 
 class AppliedFolder(Source):
@@ -73,7 +74,7 @@ class AppliedFolder(Source):
                 f"{tuple(probs.shape[1:])}; run `segcal apply` again."
             )
         rest: dict[str, Any] = {
-            "inside": _inside(member.crop, labels.shape, self._device),
+            "inside": inside_mask(member.crop, labels.shape, self._device),
             "grid": grid or member.grid,
             "image": self._images.get(case_id),
         }
@@ -158,11 +159,3 @@ def _checked(member: Member, n_channels: int, *, regions: bool) -> Tensor:
     if not off <= SUM_TOLERANCE:
         raise DataError(f"{member.path}: the probabilities of a voxel sum to 1 ± {off:.3g}, expected 1.")
     return probs
-
-
-def _inside(crop: Box | None, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
-    if crop is None:
-        return None
-    inside = torch.zeros(shape, dtype=torch.bool, device=device)
-    inside[*(slice(low, high) for low, high in crop)] = True
-    return inside

@@ -12,6 +12,7 @@ from torch import Tensor
 from segcal.io.members import Member
 from segcal.metrics.base import Score, Undefined
 from segcal.qa.boundary import NO_BOUNDARY
+from segcal.types import box_slices
 
 ONE_MEMBER = Undefined("there is one member only")
 NEVER_PREDICTED = Undefined("no member segments the class")
@@ -73,7 +74,7 @@ class MemberTally:
         first = 0 if self._regions else 1
         if self._votes is None:
             self._votes = np.zeros((values.shape[0] - first, *values.shape[1:]), dtype=np.int16)
-        box = [slice(0, n) for n in values.shape[1:]] if member.crop is None else [slice(*ends) for ends in member.crop]
+        box = [slice(0, n) for n in values.shape[1:]] if member.crop is None else box_slices(member.crop)
         planes = max(1, _CHUNK_VALUES // (values.shape[0] * values.shape[2] * values.shape[3]))
         totals = np.zeros(len(self._votes))
         for start in range(box[0].start, box[0].stop, planes):

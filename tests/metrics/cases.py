@@ -106,7 +106,6 @@ def measure(
     decision: np.ndarray | None = None,
     deployed: np.ndarray | None = None,
     inside: np.ndarray | None = None,
-    log: bool = False,
     spatial: bool = True,
     **changes: object,
 ) -> CaseResult:
@@ -116,7 +115,7 @@ def measure(
     maps = {name: None if value is None else torch.from_numpy(value) for name, value in given.items()}
     frame = CaseFrame.build("case", torch.from_numpy(labels), settings, spatial=spatial, **maps)
     metrics = make_metrics(settings)
-    metrics.update(frame, torch.from_numpy(probs), log=log)
+    metrics.update(frame, torch.from_numpy(probs))
     return metrics.take("case")
 
 

@@ -63,24 +63,10 @@ def test_the_fill_outside_the_crop_does_not_count() -> None:
     assert rows["filled"] == pytest.approx(rows["cut"], abs=1e-10)
 
 
-def test_summary_gives_quartiles_over_cases() -> None:
-    energy = FreeEnergy()
-    stds = []
-    for seed in range(6):
-        logits = draw(seed, (3, 2, 5, 6)) * (seed + 1)
-        energy.update(str(seed), logits)
-        stds.append(logsumexp(logits.numpy().astype(np.float64), axis=0).std())
-    summary = energy.summary()
-    expected = [np.mean(stds), *np.quantile(stds, [0.25, 0.5, 0.75])]
-    names = ("mean", "p25", "p50", "p75")
-    assert [summary[f"free_energy_std:{name}"] for name in names] == pytest.approx(expected, abs=1e-9)
-
-
 def test_nothing_measured_is_undefined_and_not_zero() -> None:
     energy = FreeEnergy()
     energy.update("a", draw(0), inside=torch.zeros(draw(0).shape[1:], dtype=torch.bool))
     assert all(math.isnan(value) for value in energy.compute()["a"].values())
-    assert all(math.isnan(value) for value in energy.summary().values())
 
 
 def test_nan_in_the_logits_is_an_error_that_names_the_case() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from tests.metrics import reference
-from tests.metrics.cases import CASES, Case, draw_case, measure, small_cases
+from tests.metrics.cases import CASES, Case, measure, small_cases
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
@@ -42,19 +42,3 @@ def test_foreground_that_cropping_cut_off_is_counted_apart() -> None:
     values = measure(probs, labels, inside=inside).values
     assert (values["n_floored"], values["n_floored_outside"]) == (3, 2)
     assert values["nll"] == pytest.approx(3 * -math.log(reference.FLOOR) / 6, abs=1e-9)
-
-
-def test_log_probabilities_give_the_same_numbers() -> None:
-    probs, labels = draw_case(0, (5, 6, 7), 4)
-    as_logs = measure(np.log(probs.astype(np.float64)), labels, log=True).values
-    as_probs = measure(probs, labels).values
-    assert as_logs["nll"] == pytest.approx(as_probs["nll"], abs=1e-9)
-    assert as_logs["ece"] == pytest.approx(as_probs["ece"], abs=1e-9)
-
-
-def test_logarithms_of_zero_are_floored_too() -> None:
-    with np.errstate(divide="ignore"):
-        logs = np.log(np.array([[[1.0, 0.5]], [[0.0, 0.5]]]))
-    values = measure(logs, np.array([[1, 0]]), log=True).values
-    assert values["n_floored"] == 1
-    assert values["nll"] == pytest.approx((-math.log(reference.FLOOR) + math.log(2)) / 2, abs=1e-9)
