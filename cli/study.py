@@ -68,7 +68,8 @@ def study(
             progress=progress,
             case_map=case_map,
         )
-    for text in result.summary["warnings"]:
+    elsewhere = [] if result.shifted is None else result.shifted["warnings"]
+    for text in dict.fromkeys([*result.summary["warnings"], *elsewhere]):
         output.warn(text)
     output.table(
         ("pipeline", *(TITLES[column] for column in HEADLINE)),
