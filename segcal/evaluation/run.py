@@ -176,9 +176,7 @@ def to_records(manifest: Manifest, measured: Sequence[MeasuredCase], *, repeat: 
         for one in measured:
             case, result = manifest.case(one.case_id), one.results[name]
             rows.append(
-                CaseRecord(
-                    repeat, name, case.id, case.subject or case.id, case.group or "", result.values, result.tables
-                )
+                CaseRecord(repeat, name, case.id, case.subject_key, case.group or "", result.values, result.tables)
             )
     return Records(tuple(rows))
 
