@@ -26,7 +26,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -80,6 +80,12 @@ def example(command_line: str) -> Callable[[Function], Function]:
 def sub_app(help_text: str) -> typer.Typer:
     """A command that has commands of its own (`segcal manifest scan`); give each an `epilog=epilog(...)`."""
     return typer.Typer(help=help_text, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
+
+
+def name_and_file(text: str) -> tuple[str, str]:
+    """NAME=FILE taken apart; the name is empty where a file was given alone, whose path may have a `=` in it."""
+    name, sign, file = text.partition("=")
+    return ("", text) if not sign or Path(text).is_file() else (name, file)
 
 
 @dataclass

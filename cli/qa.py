@@ -45,13 +45,13 @@ def qa(
     """
     from segcal.device import resolve_device
     from segcal.fitted import load_calibrator
-    from segcal.io.atomic import check_folder
     from segcal.qa import QaResult, load_qa_settings, run_qa
+    from segcal.qa.results import check_qa_folder
 
     output = Output(json=json, quiet=quiet)
     settings = load_qa_settings(config)
     fitted = None if calibrator is None else load_calibrator(calibrator)
-    check_folder(out)
+    check_qa_folder(out)
     with chosen_workers(output, scheduler, workers) as case_map, output.stages() as progress:
         result: QaResult = run_qa(
             data,

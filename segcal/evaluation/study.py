@@ -28,6 +28,7 @@ from segcal.evaluation.plan import FitTask, plan_fits, study_splits
 from segcal.evaluation.records import Records, join
 from segcal.evaluation.run import (
     calibrator_hashes,
+    check_results_folder,
     pictured_pipeline,
     run_context,
     save_pictures,
@@ -41,13 +42,13 @@ from segcal.evaluation.work import MeasureWork
 from segcal.fitted import FittedCalibrator, load_calibrator
 from segcal.fitting.run import fit_many
 from segcal.io.archive import read_npz_array, read_npz_header
-from segcal.io.atomic import check_folder, remove_unfinished, write_text_atomic
+from segcal.io.atomic import remove_unfinished, write_text_atomic
 from segcal.manifest import Manifest
 from segcal.metrics import MetricSettings
 from segcal.settings import PipelineSettings
 from segcal.types import Progress
 
-FITS, REPEATS, STUDY_FILE = "fits", "repeats", "study.json"
+FITS, REPEATS, SHIFTED, STUDY_FILE = "fits", "repeats", "shifted", "study.json"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +93,7 @@ def study(
     summary = run.measure(manifest, [split.test for split in splits], fitted, out)
     if other is None:
         return StudyResult(summary, None)
-    return StudyResult(summary, run.measure(other.manifest, other.ids, fitted, out / "shifted", other.warnings))
+    return StudyResult(summary, run.measure(other.manifest, other.ids, fitted, out / SHIFTED, other.warnings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +290,9 @@ def _open_folder(out: Path, identity: Mapping[str, Any], *, resume: bool) -> Non
             )
         remove_unfinished(out)
         return
-    check_folder(out)
+    check_results_folder(out)
+    if identity["shifted"] is not None:
+        check_results_folder(out / SHIFTED)
     write_text_atomic(path, text)
 
 

@@ -236,6 +236,18 @@ def test_a_study_that_cannot_be_finished_is_refused_before_its_folder_is_opened(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("folder", ["out", "out/shifted"])
+def test_a_study_does_not_replace_files_of_somebody_else(
+    phantom: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    forbid_fits(monkeypatch)
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "table.md").write_text("mine", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"table\.md: already exists, .*--out"):
+        study(phantom, SMALL, tmp_path / "out", shifted=phantom, device=CPU)
+    assert (tmp_path / folder / "table.md").read_text(encoding="utf-8") == "mine"
+
+
 @pytest.mark.parametrize("key", ["pipelines", "sensitivity_methods"])
 def test_a_misspelt_method_is_named_wherever_it_stands(key: str) -> None:
     wrong = {"pipelines": [{"method": "ts_", "pooling": "logits"}], "sensitivity_methods": ["ts_"]}
