@@ -51,7 +51,7 @@ DebugOption = Annotated[
     bool, typer.Option("--debug", callback=_remember_debug, is_eager=True, help="Show the traceback of an error.")
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps; auto takes the fastest.")]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue a run: finished cases are skipped.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue a run: what is finished is not done again.")]
 KeepGoingOption = Annotated[
     bool, typer.Option("--keep-going", help="Leave a broken case out, list it at the end, exit 1.")
 ]

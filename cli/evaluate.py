@@ -19,7 +19,17 @@ from segcal.fitted import FittedCalibrator, load_calibrator
 from segcal.manifest import Manifest
 from segcal.metrics import MetricSettings
 
-from .common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, example, name_and_file
+from .common import (
+    DebugOption,
+    DeviceOption,
+    ForceKindOption,
+    JsonOption,
+    KeepGoingOption,
+    Output,
+    QuietOption,
+    example,
+    name_and_file,
+)
 from .scaling import SchedulerOption, WorkersOption, chosen_workers
 
 
@@ -46,8 +56,8 @@ def evaluate(
     ] = False,
     replicates: Annotated[int, typer.Option(min=1, help="Bootstrap replicates of the intervals.")] = 2000,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
-    keep_going: Annotated[bool, typer.Option("--keep-going", help="Leave broken cases out and name them.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="A shift-sensitive calibrator on the other kind.")] = False,
+    keep_going: KeepGoingOption = False,
+    force: ForceKindOption = False,
     workers: WorkersOption = None,
     scheduler: SchedulerOption = None,
     device: DeviceOption = "auto",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, example
+from .common import DebugOption, DeviceOption, ForceKindOption, JsonOption, Output, QuietOption, example
 from .scaling import SchedulerOption, WorkersOption, chosen_workers
 
 SHOWN = 20
@@ -30,7 +30,7 @@ def qa(
     config: Annotated[str, typer.Option("--config", help="Thresholds: `qa`, or a YAML file of your own.")] = "qa",
     case: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this case; repeat for more.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when a case is flagged.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="A shift-sensitive calibrator on the other kind.")] = False,
+    force: ForceKindOption = False,
     workers: WorkersOption = None,
     scheduler: SchedulerOption = None,
     device: DeviceOption = "auto",
