@@ -10,7 +10,7 @@ import typer
 
 from segcal.errors import UsageError
 
-from .common import DebugOption, JsonOption, Output, QuietOption, epilog, sub_app
+from .common import DebugOption, JsonOption, Output, QuietOption, epilog, name_and_file, sub_app
 
 if TYPE_CHECKING:
     from segcal.classification.files import FittedMethod
@@ -169,8 +169,8 @@ def _calibrators(given: list[str]) -> dict[str, FittedMethod]:
 
     named: dict[str, FittedMethod] = {}
     for text in given:
-        name, _, path = text.rpartition("=")
-        fitted = load(path if name else text)
+        name, path = name_and_file(text)
+        fitted = load(path)
         chosen = name or fitted.info.method
         if chosen in named:
             raise UsageError(f"two calibrators are both called {chosen}; name one of them: NAME=FILE")

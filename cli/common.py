@@ -26,7 +26,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -51,7 +51,7 @@ DebugOption = Annotated[
     bool, typer.Option("--debug", callback=_remember_debug, is_eager=True, help="Show the traceback of an error.")
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps; auto takes the fastest.")]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue a run: finished cases are skipped.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue a run: what is finished is not done again.")]
 KeepGoingOption = Annotated[
     bool, typer.Option("--keep-going", help="Leave a broken case out, list it at the end, exit 1.")
 ]
@@ -80,6 +80,12 @@ def example(command_line: str) -> Callable[[Function], Function]:
 def sub_app(help_text: str) -> typer.Typer:
     """A command that has commands of its own (`segcal manifest scan`); give each an `epilog=epilog(...)`."""
     return typer.Typer(help=help_text, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
+
+
+def name_and_file(text: str) -> tuple[str, str]:
+    """NAME=FILE taken apart; the name is empty where a file was given alone, whose path may have a `=` in it."""
+    name, sign, file = text.partition("=")
+    return ("", text) if not sign or Path(text).is_file() else (name, file)
 
 
 @dataclass

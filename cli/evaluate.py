@@ -11,15 +11,25 @@ import typer
 from segcal.device import resolve_device
 from segcal.errors import UsageError
 from segcal.evaluation.pipelines import pipeline_name
+from segcal.evaluation.run import check_results_folder
 from segcal.evaluation.run import evaluate as run_evaluation
 from segcal.evaluation.summary import HEADLINE, BootstrapSettings
 from segcal.evaluation.tables import TITLES, cell
 from segcal.fitted import FittedCalibrator, load_calibrator
-from segcal.io.atomic import check_folder
 from segcal.manifest import Manifest
 from segcal.metrics import MetricSettings
 
-from .common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, example
+from .common import (
+    DebugOption,
+    DeviceOption,
+    ForceKindOption,
+    JsonOption,
+    KeepGoingOption,
+    Output,
+    QuietOption,
+    example,
+    name_and_file,
+)
 from .scaling import SchedulerOption, WorkersOption, chosen_workers
 
 
@@ -46,8 +56,8 @@ def evaluate(
     ] = False,
     replicates: Annotated[int, typer.Option(min=1, help="Bootstrap replicates of the intervals.")] = 2000,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
-    keep_going: Annotated[bool, typer.Option("--keep-going", help="Leave broken cases out and name them.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="A shift-sensitive calibrator on the other kind.")] = False,
+    keep_going: KeepGoingOption = False,
+    force: ForceKindOption = False,
     workers: WorkersOption = None,
     scheduler: SchedulerOption = None,
     device: DeviceOption = "auto",
@@ -61,7 +71,7 @@ def evaluate(
     """
     output = Output(json=json, quiet=quiet)
     data = Manifest.load(manifest)
-    check_folder(out)
+    check_results_folder(out)
     with chosen_workers(output, scheduler, workers) as case_map, output.stages() as progress:
         result = run_evaluation(
             data,
@@ -99,8 +109,8 @@ def _calibrators(given: list[str]) -> dict[str, FittedCalibrator]:
     """By the name their row carries: given as NAME=FILE, or made of method and pooling."""
     named: dict[str, FittedCalibrator] = {}
     for text in given:
-        name, _, path = text.rpartition("=")
-        fitted = load_calibrator(path if name else text)
+        name, path = name_and_file(text)
+        fitted = load_calibrator(path)
         chosen = name or pipeline_name(fitted.info.method, fitted.info.pooling)
         if chosen in named:
             raise UsageError(f"two calibrators are both called {chosen}; name one of them: --calibrator NAME=FILE")

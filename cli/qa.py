@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, example
+from .common import DebugOption, DeviceOption, ForceKindOption, JsonOption, Output, QuietOption, example
 from .scaling import SchedulerOption, WorkersOption, chosen_workers
 
 SHOWN = 20
@@ -30,7 +30,7 @@ def qa(
     config: Annotated[str, typer.Option("--config", help="Thresholds: `qa`, or a YAML file of your own.")] = "qa",
     case: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this case; repeat for more.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when a case is flagged.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="A shift-sensitive calibrator on the other kind.")] = False,
+    force: ForceKindOption = False,
     workers: WorkersOption = None,
     scheduler: SchedulerOption = None,
     device: DeviceOption = "auto",
@@ -45,13 +45,13 @@ def qa(
     """
     from segcal.device import resolve_device
     from segcal.fitted import load_calibrator
-    from segcal.io.atomic import check_folder
     from segcal.qa import QaResult, load_qa_settings, run_qa
+    from segcal.qa.results import check_qa_folder
 
     output = Output(json=json, quiet=quiet)
     settings = load_qa_settings(config)
     fitted = None if calibrator is None else load_calibrator(calibrator)
-    check_folder(out)
+    check_qa_folder(out)
     with chosen_workers(output, scheduler, workers) as case_map, output.stages() as progress:
         result: QaResult = run_qa(
             data,

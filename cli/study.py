@@ -15,7 +15,7 @@ from segcal.evaluation.summary import HEADLINE
 from segcal.evaluation.tables import TITLES, cell
 from segcal.manifest import Manifest
 
-from .common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, example
+from .common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, ResumeOption, example
 from .scaling import SchedulerOption, WorkersOption, chosen_workers
 
 
@@ -36,7 +36,7 @@ def study(
     bins: Annotated[list[int] | None, typer.Option("--bins", help="Sensitivity: so many bins; repeatable.")] = None,
     trials: Annotated[int | None, typer.Option(min=1, help="Settings tried when tuning a pipeline.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Partitions, samples, trials and resamples.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on in a folder that holds the same study.")] = False,
+    resume: ResumeOption = False,
     workers: WorkersOption = None,
     scheduler: SchedulerOption = None,
     device: DeviceOption = "auto",
@@ -68,7 +68,8 @@ def study(
             progress=progress,
             case_map=case_map,
         )
-    for text in result.summary["warnings"]:
+    elsewhere = [] if result.shifted is None else result.shifted["warnings"]
+    for text in dict.fromkeys([*result.summary["warnings"], *elsewhere]):
         output.warn(text)
     output.table(
         ("pipeline", *(TITLES[column] for column in HEADLINE)),

@@ -17,8 +17,8 @@ import numpy
 import torch
 
 import segcal
-from segcal.applying.files import possible_files
 from segcal.applying.inputs import input_files, input_fingerprints
+from segcal.applying.possible_files import possible_files
 from segcal.applying.record import ApplySettings, CaseEntry, Recipe, RunRecord, open_record
 from segcal.applying.record_pace import RecordPace
 from segcal.applying.stored import MapFormat, StorageType, check_storage
@@ -132,7 +132,8 @@ def apply_calibrator(
         ) from None
     # What a worker that was killed left half-written; its cases were done again elsewhere.
     remove_unfinished(out)
-    record.complete = not run.failed
+    # Of all its cases: one that an earlier run left failed may not be among those chosen now.
+    record.complete = all(entry.status == "done" for entry in record.cases.values())
     record.save(out)
     return run
 

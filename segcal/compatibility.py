@@ -33,7 +33,7 @@ def check_compatible(info: CalibratorInfo, manifest: Manifest, pooling: AppliedP
             "translation-invariant method (ms_c, dc, cms_ap, …)"
         )
         if not force:
-            raise MismatchError(f"{message}, or --force.")
+            raise MismatchError(f"{message}, or --force where the command has it.")
         warnings.append(f"{message}; applied because of --force.")
     return warnings + _prediction_differences(info, manifest)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from segcal.settings_file import Number, SettingsModel, Whole, nearest_of, read_settings, shipped_files
 from segcal.types import Pooling
@@ -18,6 +18,18 @@ STUDY_PREFIX = "study_"
 
 QA_FILE = "qa.yaml"
 """So do the thresholds of QA."""
+
+
+def _known_method(method: str) -> str:
+    from segcal.calibrators import CALIBRATORS  # here, because it brings torch and settings are also read without
+
+    if method not in CALIBRATORS:
+        raise ValueError(f"unknown method `{method}`{nearest_of(method, CALIBRATORS)}")
+    return method
+
+
+MethodName = Annotated[str, AfterValidator(_known_method)]
+"""Registry key of a calibrator."""
 
 
 class LogRange(SettingsModel):
@@ -67,7 +79,7 @@ class PipelineSettings(SettingsModel):
         space: the ranges of what is tuned.
     """
 
-    method: str
+    method: MethodName
     pooling: Pooling = "logits"
     solver: Literal["exact", "adam"] = "exact"
     trials: Annotated[Whole, Field(ge=1)] = 20
@@ -77,15 +89,6 @@ class PipelineSettings(SettingsModel):
     lambda_: Annotated[Number, Field(ge=0)] | None = Field(default=None, alias="lambda")
     mu: Annotated[Number, Field(ge=0)] | None = None
     space: SearchSpace = SearchSpace()
-
-    @field_validator("method")
-    @classmethod
-    def _known_method(cls, method: str) -> str:
-        from segcal.calibrators import CALIBRATORS  # here, because it brings torch and settings are also read without
-
-        if method not in CALIBRATORS:
-            raise ValueError(f"unknown method `{method}`{nearest_of(method, CALIBRATORS)}")
-        return method
 
     @property
     def name(self) -> str:

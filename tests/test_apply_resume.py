@@ -188,6 +188,32 @@ def test_a_foreign_or_broken_run_json_is_refused_by_name(tmp_path: Path, manifes
     assert (tmp_path / "out" / "run.json").read_text() == text
 
 
+@pytest.mark.parametrize("name", ["{root}/precious", "../precious", "../images/b_0000.nii.gz", "b.npz", "./a.npz"])
+def test_a_run_json_that_names_files_no_run_writes_is_refused_and_nothing_is_removed(
+    tmp_path: Path, manifest: Manifest, name: str
+) -> None:
+    (tmp_path / "precious").write_text("x")
+    apply(manifest, tmp_path / "out")
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    record["cases"]["a"]["outputs"].append({"file": name.format(root=tmp_path), "bytes": 1})
+    (tmp_path / "out" / "run.json").write_text(json.dumps(record))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    with pytest.raises(FileFormatError, match=r"run\.json: .*cases: a lists '.*', which .* never writes .*--out"):
+        apply(manifest, tmp_path / "out", temperature(3.0), resume=True)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_json_whose_case_is_no_case_id_is_refused(tmp_path: Path, manifest: Manifest) -> None:
+    apply(manifest, tmp_path / "out")
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    record["cases"]["../a"] = record["cases"]["a"] | {"outputs": [{"file": "../a.npz", "bytes": 1}]}
+    (tmp_path / "out" / "run.json").write_text(json.dumps(record))
+
+    with pytest.raises(FileFormatError, match="cannot be a case id"):
+        apply(manifest, tmp_path / "out", resume=True)
+
+
 def break_case(root: Path, case_id: str, how: str) -> type[SegcalError]:
     path = root / "member_0" / f"{case_id}.npz"
     if how == "missing":
@@ -230,6 +256,21 @@ def test_keep_going_does_the_others_and_resume_the_repaired_one(tmp_path: Path, 
     assert (again.done, again.skipped, again.redone) == (["b"], ["a", "c"], [])
     apply(manifest, tmp_path / "fresh")
     assert contents(out) == contents(tmp_path / "fresh")
+
+
+def test_a_run_is_not_complete_while_a_case_of_its_record_is_failed(tmp_path: Path, manifest: Manifest) -> None:
+    def complete() -> bool:
+        return bool(json.loads((tmp_path / "out" / "run.json").read_text())["complete"])
+
+    good = (tmp_path / "member_0" / "b.npz").read_bytes()
+    break_case(tmp_path, "b", "truncated")
+    apply(manifest, tmp_path / "out", keep_going=True)
+    apply(manifest, tmp_path / "out", cases=["a"], resume=True)
+    assert not complete()
+
+    (tmp_path / "member_0" / "b.npz").write_bytes(good)
+    apply(manifest, tmp_path / "out", cases=["b"], resume=True)
+    assert complete()
 
 
 @pytest.mark.parametrize("keep_going", [False, True])

@@ -11,11 +11,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from segcal.applying.possible_files import possible_files
 from segcal.applying.stored import MapFormat, StorageType
 from segcal.errors import FileFormatError, UsageError
 from segcal.io.atomic import remove_unfinished, write_text_atomic
+from segcal.manifest_models import CaseId
 from segcal.types import AppliedPooling, Kind
 
 RECORD_NAME = "run.json"
@@ -100,7 +102,17 @@ class RunRecord(BaseModel):
     settings: ApplySettings
     versions: dict[str, str]
     warnings: tuple[str, ...] = ()
-    cases: dict[str, CaseEntry] = Field(default_factory=dict)
+    cases: dict[CaseId, CaseEntry] = Field(default_factory=dict)
+
+    @field_validator("cases")
+    @classmethod
+    def _own_files(cls, cases: dict[str, CaseEntry]) -> dict[str, CaseEntry]:
+        # Files of an earlier run are removed by these names: one that leads elsewhere must not be believed.
+        for case_id, entry in cases.items():
+            foreign = {output.file for output in entry.outputs}.difference(possible_files(case_id))
+            if foreign:
+                raise ValueError(f"{case_id} lists {min(foreign)!r}, which `segcal apply` never writes for that case")
+        return cases
 
     def save(self, out: Path) -> None:
         """Replace run.json in `out`; same content, same bytes."""
@@ -149,7 +161,7 @@ def load_record(out: Path) -> RunRecord | None:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file as a whole"
         raise FileFormatError(
-            f"{path}: not the record of a `segcal apply` run ({where}: {first['msg']}). "
+            f"{path}: not the record of a `segcal apply` run ({where}: {first['msg'].removeprefix('Value error, ')}). "
             "Choose another folder with --out, or remove the file if it belongs to nothing."
         ) from error
 

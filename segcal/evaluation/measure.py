@@ -41,7 +41,7 @@ class MeasuredCase:
         case_id: which.
         results: by pipeline name.
         energy: free-energy statistics by pooling symbol, of all members.
-        n_floored: values raised to keep logarithms finite.
+        n_floored: stored values raised to keep logarithms finite, each counted once however often it was pooled.
         outside_share: share of the volume outside the crop.
         picture: one slice for the report, if a pipeline was chosen for it.
         fill: share of the voxels that look like padding in a file of logits, 0 when there are few.
@@ -85,6 +85,7 @@ def measure_case(
     found = load_poolings(
         manifest, case, wanted, device=device, with_labels=True, on_member=calibrate_alone, narrow=True
     )
+    n_floored = max(data.n_floored for data in found)  # the pooling of all members has seen every stored value
     pooled = dict(zip(wanted, _with_short_labels(found), strict=True))
     del found
     first = pooled[wanted[0]]
@@ -94,10 +95,9 @@ def measure_case(
     noticed = TellTales()
     noticed.look(_with_whole_numbers(first))
     del first
-    results, energy, n_floored, picture = dict[str, CaseResult](), dict[str, Mapping[str, float]](), 0, None
+    results, energy, picture = dict[str, CaseResult](), dict[str, Mapping[str, float]](), None
     for want in wanted:
         data = pooled.pop(want)  # taken out, so that its memory is free for the poolings after it
-        n_floored += data.n_floored
         if want.n_members is None:
             energy[want.pooling] = _energy(data)
         chosen = [pipeline for pipeline in pipelines if Want(pipeline.pooling, pipeline.n_members) == want]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from segcal.errors import UsageError
 from segcal.evaluation.pipelines import pipeline_name
 from segcal.evaluation.study_settings import StudySettings
+from segcal.fitting.described import FitContext, FitOptions
 from segcal.manifest import Manifest, Split, draw_partitions
 from segcal.types import Pooling
 
@@ -66,8 +67,21 @@ def study_splits(manifest: Manifest, settings: StudySettings) -> tuple[Split, ..
     )
 
 
-def plan_fits(manifest: Manifest, settings: StudySettings, split: Split) -> Iterator[FitTask]:
-    """The fits of one repeat, reads shared where they can be."""
+def plan_fits(manifest: Manifest, settings: StudySettings, split: Split) -> tuple[FitTask, ...]:
+    """The fits of one repeat, reads shared where they can be.
+
+    Raises:
+        UsageError, MismatchError: one of them is impossible on these data; nothing has been read yet.
+    """
+    tasks = tuple(_tasks(manifest, settings, split))
+    for task in tasks:
+        context = FitContext(task.manifest, task.pooling, FitOptions())
+        for method in task.methods:
+            context.check_kind(method)
+    return tasks
+
+
+def _tasks(manifest: Manifest, settings: StudySettings, split: Split) -> Iterator[FitTask]:
     for pooling in dict.fromkeys(p.pooling for p in settings.pipelines):
         methods = tuple(p.method for p in settings.pipelines if p.pooling == pooling)
         yield FitTask(manifest, split, pooling, methods)

@@ -29,6 +29,7 @@ class CaseRecord:
     """One case under one pipeline in one repeat.
 
     Attributes:
+        subject: what is resampled together, `subject:<name>` or `case:<id>` (`ManifestCase.subject_key`).
         values: column -> number, NaN where undefined.
         tables: name -> (channel, ...) bin table.
     """

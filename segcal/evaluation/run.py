@@ -20,18 +20,22 @@ from segcal.errors import DataError, SegcalError
 from segcal.evaluation.measure import MeasuredCase
 from segcal.evaluation.pictures import CasePicture
 from segcal.evaluation.pipelines import Pipeline, baselines, calibrated_pipeline, check_names, member_pipeline
-from segcal.evaluation.records import CaseRecord, Records
+from segcal.evaluation.records import BINS_FILE, CASES_FILE, CaseRecord, Records
 from segcal.evaluation.summary import BootstrapSettings, summarise, to_json
 from segcal.evaluation.tables import differences_csv, latex_table, markdown_table
 from segcal.evaluation.work import MeasureWork
 from segcal.fitted import FittedCalibrator
 from segcal.io.archive import write_npz
-from segcal.io.atomic import atomic_write, write_text_atomic
+from segcal.io.atomic import atomic_write, check_folder, write_text_atomic
+from segcal.io.own_files import check_replaceable
 from segcal.manifest import Manifest
 from segcal.metrics import MetricSettings
 from segcal.types import Progress
 
 SUMMARY_FILE, PICTURES = "summary.json", "pictures"
+RESULT_FILES = (SUMMARY_FILE, CASES_FILE, BINS_FILE, "table.md", "table.tex", "differences.csv")
+RUNS = ("evaluate", "study")
+"""What writes them; their summary.json says which of the two."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,8 +57,8 @@ class Evaluation:
     def save(self, folder: Path) -> None:
         """Write cases.csv, bins.npz, summary.json, table.md, table.tex, differences.csv and the pictures."""
         folder.mkdir(parents=True, exist_ok=True)
+        save_summary(self.summary, folder)  # first: it says whose folder this is, should the rest not be written
         self.records.save(folder)
-        save_summary(self.summary, folder)
         save_pictures(self.pictures, folder)
 
 
@@ -176,9 +180,7 @@ def to_records(manifest: Manifest, measured: Sequence[MeasuredCase], *, repeat: 
         for one in measured:
             case, result = manifest.case(one.case_id), one.results[name]
             rows.append(
-                CaseRecord(
-                    repeat, name, case.id, case.subject or case.id, case.group or "", result.values, result.tables
-                )
+                CaseRecord(repeat, name, case.id, case.subject_key, case.group or "", result.values, result.tables)
             )
     return Records(tuple(rows))
 
@@ -218,6 +220,15 @@ def run_context(
             "numpy": version("numpy"),
         },
     }
+
+
+def check_results_folder(folder: Path) -> None:
+    """Say before the work that results cannot be written into a folder, or would replace files of somebody else."""
+    check_folder(folder)
+    pictures = (f"{PICTURES}/{path.name}" for path in (folder / PICTURES).glob("*.npz"))
+    check_replaceable(
+        folder, [*RESULT_FILES, *pictures], record=SUMMARY_FILE, ours=lambda summary: summary.get("run") in RUNS
+    )
 
 
 def save_summary(summary: Mapping[str, Any], folder: Path) -> None:

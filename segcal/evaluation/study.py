@@ -28,25 +28,27 @@ from segcal.evaluation.plan import FitTask, plan_fits, study_splits
 from segcal.evaluation.records import Records, join
 from segcal.evaluation.run import (
     calibrator_hashes,
+    check_results_folder,
     pictured_pipeline,
     run_context,
     save_pictures,
     save_summary,
     to_records,
 )
+from segcal.evaluation.shifted import shifted_data
 from segcal.evaluation.study_settings import StudySettings
 from segcal.evaluation.summary import BootstrapSettings, bin_sensitivity, summarise
 from segcal.evaluation.work import MeasureWork
 from segcal.fitted import FittedCalibrator, load_calibrator
 from segcal.fitting.run import fit_many
 from segcal.io.archive import read_npz_array, read_npz_header
-from segcal.io.atomic import check_folder, remove_unfinished, write_text_atomic
-from segcal.manifest import Manifest, Split
+from segcal.io.atomic import remove_unfinished, write_text_atomic
+from segcal.manifest import Manifest
 from segcal.metrics import MetricSettings
 from segcal.settings import PipelineSettings
 from segcal.types import Progress
 
-FITS, REPEATS, STUDY_FILE = "fits", "repeats", "study.json"
+FITS, REPEATS, SHIFTED, STUDY_FILE = "fits", "repeats", "shifted", "study.json"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,21 +76,24 @@ def study(
         manifest: the data; its given splits are the repeats, otherwise they are drawn.
         settings: pipelines and sizes.
         out: folder; `fits/` and `repeats/` in it are what a resumed study goes on from.
-        shifted: other data, on which the fitted calibrators are measured without refitting (`out/shifted`).
+        shifted: other data, on which the fitted calibrators are measured without refitting (`out/shifted`); which of
+            their cases, says `shifted_data`.
         resume: go on in a folder that holds a study of the same data and settings.
         device: where voxels are processed.
         progress: told about fits and cases.
         case_map: where the cases are worked on; here, one after the other, by default.
     """
     run = _Study(manifest, settings, out, resolve_device(device, sums=True), progress, case_map)
-    _open_folder(out, run.identity(shifted), resume=resume)
+    # What cannot be done is said before the folder belongs to this study.
     splits = study_splits(manifest, settings)
-    fitted = [run.fit_repeat(repeat, split) for repeat, split in enumerate(splits)]
+    tasks = [plan_fits(manifest, settings, split) for split in splits]
+    other = None if shifted is None else shifted_data(shifted, manifest, splits, tasks[0])
+    _open_folder(out, run.identity(shifted), resume=resume)
+    fitted = [run.fit_repeat(repeat, planned) for repeat, planned in enumerate(tasks)]
     summary = run.measure(manifest, [split.test for split in splits], fitted, out)
-    other = None
-    if shifted is not None:
-        other = run.measure(shifted, [_shifted_ids(shifted, split) for split in splits], fitted, out / "shifted")
-    return StudyResult(summary, other)
+    if other is None:
+        return StudyResult(summary, None)
+    return StudyResult(summary, run.measure(other.manifest, other.ids, fitted, out / SHIFTED, other.warnings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +123,10 @@ class _Study:
             extra_bins=self.settings.bins,
         )
 
-    def fit_repeat(self, repeat: int, split: Split) -> list[Pipeline]:
+    def fit_repeat(self, repeat: int, tasks: Sequence[FitTask]) -> list[Pipeline]:
         """All calibrated pipelines of one repeat, from the cache or fitted now."""
         pipelines: dict[str, Pipeline] = {}
-        for task in plan_fits(self.manifest, self.settings, split):
+        for task in tasks:
             files = {method: self._fit_file(task, method) for method in task.methods}
             missing = [method for method, path in files.items() if not path.is_file()]
             if missing:
@@ -133,7 +138,12 @@ class _Study:
         return [*baselines(self.manifest), *pipelines.values()]
 
     def measure(
-        self, manifest: Manifest, ids: Sequence[Sequence[str]], fitted: Sequence[Sequence[Pipeline]], out: Path
+        self,
+        manifest: Manifest,
+        ids: Sequence[Sequence[str]],
+        fitted: Sequence[Sequence[Pipeline]],
+        out: Path,
+        warnings: Sequence[str] = (),
     ) -> Mapping[str, Any]:
         """Measure every repeat's pipelines on its cases, each case read once, and write the tables."""
         out.mkdir(parents=True, exist_ok=True)
@@ -150,7 +160,7 @@ class _Study:
             [case for r in repeats for case in r.cases],
             pictured=pictured_pipeline(pipelines),
             failed={},
-            warnings=[text for row in fitted for p in row for text in _warnings(p)],
+            warnings=[*warnings, *(text for row in fitted for p in row for text in _warnings(p))],
         )
         context["study"] = self.settings.model_dump(mode="json")
         context["bins"] = bin_sensitivity(records, self.metrics)
@@ -280,15 +290,10 @@ def _open_folder(out: Path, identity: Mapping[str, Any], *, resume: bool) -> Non
             )
         remove_unfinished(out)
         return
-    check_folder(out)
+    check_results_folder(out)
+    if identity["shifted"] is not None:
+        check_results_folder(out / SHIFTED)
     write_text_atomic(path, text)
-
-
-def _shifted_ids(shifted: Manifest, split: Split) -> list[str]:
-    """The repeat's test cases if the shifted data have them by name, all labelled cases otherwise."""
-    known = {case.id for case in shifted.labelled_cases}
-    same = [case_id for case_id in split.test if case_id in known]
-    return same if len(same) == len(split.test) else sorted(known)
 
 
 def _warnings(pipeline: Pipeline) -> list[str]:

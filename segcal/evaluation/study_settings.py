@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from segcal.settings import STUDY_PREFIX
+from segcal.settings import STUDY_PREFIX, MethodName
 from segcal.settings_file import SettingsModel, Whole, read_settings, shipped_files
 from segcal.types import Pooling
 
@@ -15,17 +15,8 @@ from segcal.types import Pooling
 class StudyPipeline(SettingsModel):
     """One row of the study's table."""
 
-    method: str
+    method: MethodName
     pooling: Pooling
-
-    @field_validator("method")
-    @classmethod
-    def _known(cls, method: str) -> str:
-        from segcal.calibrators import CALIBRATORS  # here, because it brings torch
-
-        if method not in CALIBRATORS:
-            raise ValueError(f"unknown method `{method}`; known are {', '.join(CALIBRATORS)}")
-        return method
 
 
 class StudySettings(SettingsModel):
@@ -59,7 +50,7 @@ class StudySettings(SettingsModel):
     replicates: Annotated[Whole, Field(ge=1)] = 2000
     member_counts: tuple[Annotated[Whole, Field(ge=1)], ...] = ()
     calibration_sizes: tuple[Annotated[Whole, Field(ge=1)], ...] = ()
-    sensitivity_methods: tuple[str, ...] = ("ts", "ms", "ms_c", "cdc", "cms_ap")
+    sensitivity_methods: tuple[MethodName, ...] = ("ts", "ms", "ms_c", "cdc", "cms_ap")
     bins: tuple[Annotated[Whole, Field(ge=1)], ...] = ()
     include_background: bool = False
 

@@ -57,7 +57,7 @@ class FitContext:
     def check_kind(self, method: str) -> None:
         """A shift-sensitive method needs true logits; probabilities have lost the shift it would use."""
         if self._needs_force(method) and not self.options.force:
-            raise MismatchError(f"{self._lost_offset(method)}, or --force.")
+            raise MismatchError(f"{self._lost_offset(method)}, or --force where the command has it.")
 
     def _needs_force(self, method: str) -> bool:
         return self.manifest.kind == "probabilities" and not self._translation_invariant(method)

@@ -50,7 +50,7 @@ class CaseFrame:
                 `spatial` is off.
             settings: bins, bands and class names.
             decision: the pooled uncalibrated decision, for flips.
-            deployed: the segmentation in use, for flips against it.
+            deployed: the segmentation in use, for flips against it; a value that is no class differs from all of them.
             inside: bool, where the network predicted; None = everywhere. Outside it the caller's probabilities have
                 to say background with certainty.
             spatial: whether neighbouring array elements are neighbours in space; off for rows of a classifier.
@@ -133,11 +133,17 @@ def _part(where: slice, flat: list[Tensor | None], bands: BandMap | None, n_clas
         label_counts=torch.bincount(own_labels, minlength=n_classes).cpu().numpy(),
         reference=own_reference,
         reference_hit=None if own_reference is None else own_reference == own_labels,
-        deployed=kept(deployed, narrow),
+        deployed=None if deployed is None else kept(_only_classes(deployed, n_classes), narrow),
         outside=outside,
         band=band,
         band_distance=distance,
     )
+
+
+def _only_classes(values: Tensor, n_classes: int) -> Tensor:
+    """A file in use may hold an ignore label, of which a narrow type could make a class (256 in a byte is 0)."""
+    wide = values.long()
+    return wide.where((wide >= 0) & (wide < n_classes), IGNORED)
 
 
 def _with_reference(part: FramePart, flat: Tensor) -> FramePart:

@@ -25,7 +25,8 @@ class FramePart:
     Attributes:
         where: the part's place among the flattened voxels.
         keep: positions inside the part that are not ignored; None when all are counted.
-        labels, reference, deployed: (voxel,) class index in the smallest type that holds it.
+        labels, reference, deployed: (voxel,) class index in the smallest type that holds it; in `deployed` also the
+            value beyond all classes that IGNORED becomes in that type.
         label_counts: (C,) voxels of every label.
         reference_hit: (voxel,) bool, whether the reference is the label.
         outside: (voxel,) bool, outside the crop the network predicted in.

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from segcal.applying.files import possible_files
+from segcal.applying.possible_files import possible_files
 from segcal.applying.record import RECORD_NAME, RunRecord, load_record
 from segcal.errors import DataError, FileFormatError, GeometryError, MismatchError, MissingFileError, UsageError
 from segcal.fitted import FittedCalibrator

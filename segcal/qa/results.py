@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from segcal.io.atomic import write_text_atomic
+from segcal.io.atomic import check_folder, write_text_atomic
+from segcal.io.own_files import check_replaceable
 from segcal.metrics.base import Score, Undefined
 from segcal.qa.case import ClassQa, QaCase
 from segcal.qa.flags import Flag
@@ -18,6 +19,7 @@ from segcal.qa.settings import QaSettings
 from segcal.report.encoding import EncodedPicture
 
 CSV_FILE, JSON_FILE, PAGE_FILE = "qa.csv", "qa.json", "qa.html"
+FORMAT = "segcal-qa-1"
 NO_GEOMETRY = Undefined("the geometry of the case is not known")
 
 
@@ -82,8 +84,9 @@ class QaResult:
         """Write qa.csv, qa.json and qa.html into a folder."""
         from segcal.qa.page import qa_page  # here, because the page needs this class
 
-        write_text_atomic(out / CSV_FILE, self.csv())
+        # qa.json first: it says whose folder this is, should the rest not be written.
         write_text_atomic(out / JSON_FILE, json.dumps(self.json(), indent=1, allow_nan=False) + "\n")
+        write_text_atomic(out / CSV_FILE, self.csv())
         write_text_atomic(out / PAGE_FILE, qa_page(self))
 
     def csv(self) -> str:
@@ -103,7 +106,7 @@ class QaResult:
     def json(self) -> dict[str, object]:
         """The same with sentences; an undefined number is null, and `undefined` says why."""
         return {
-            "format": "segcal-qa-1",
+            "format": FORMAT,
             **self.describe,
             "classes": list(self.names),
             "settings": self.settings.model_dump(mode="json"),
@@ -114,6 +117,13 @@ class QaResult:
             "cases": [_case_json(each) for each in self.cases],
             "failed": dict(self.failed),
         }
+
+
+def check_qa_folder(out: Path) -> None:
+    """Say before the work that results cannot be written into a folder, or would replace files of somebody else."""
+    check_folder(out)
+    names = (JSON_FILE, CSV_FILE, PAGE_FILE)
+    check_replaceable(out, names, record=JSON_FILE, ours=lambda content: content.get("format") == FORMAT)
 
 
 def _class_numbers(each: ClassQa, ml: float | None) -> dict[str, Score]:

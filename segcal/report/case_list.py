@@ -142,8 +142,9 @@ def _dice(rows: Sequence[CaseRecord], summary: Mapping[str, Any], focus: str) ->
 def _facts(rows: Sequence[CaseRecord], summary: Mapping[str, Any]) -> tuple[str, ...]:
     first = rows[0]
     facts = [f"group {first.group}"] if first.group else []
-    if first.subject != first.case:
-        facts.append(f"subject {first.subject}")
+    kind, _, subject = first.subject.partition(":")
+    if kind == "subject":
+        facts.append(f"subject {subject}")
     repeats = sorted({row.repeat for row in rows})
     if int(summary["n_repeats"]) > 1:
         facts.append(f"tested in repeat {', '.join(str(r + 1) for r in repeats)}; numbers are means over these")

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from segcal import errors
 from segcal_cli import main
-from segcal_cli.common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, example
+from segcal_cli.common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, example, name_and_file
 from segcal_cli.progress import PlainLines
 from tests.processes import heed_interrupts
 
@@ -344,3 +344,16 @@ def test_a_terminal_that_cannot_show_greek_gets_an_escape() -> None:
         env={**os.environ, "PYTHONIOENCODING": "latin-1"},
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"\\u03bb = 0.1\n", b"")
+
+
+def test_a_file_whose_path_has_an_equals_sign_can_be_given_with_and_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("run=3", "cal.safetensors")
+    path.parent.mkdir()
+    path.touch()
+    assert name_and_file(str(path)) == ("", str(path))
+    assert name_and_file(f"mine={path}") == ("mine", str(path))
+    assert name_and_file("mine=other.safetensors") == ("mine", "other.safetensors")
+    assert name_and_file("other.safetensors") == ("", "other.safetensors")

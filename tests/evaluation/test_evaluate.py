@@ -16,6 +16,7 @@ import segcal.cases as cases
 from segcal.cases import Want, load_case, load_poolings
 from segcal.chunks import chunk_budget
 from segcal.errors import DataError, UsageError
+from segcal.evaluation.measure import measure_case
 from segcal.evaluation.pipelines import baselines
 from segcal.evaluation.records import Records
 from segcal.evaluation.run import evaluate
@@ -23,6 +24,8 @@ from segcal.evaluation.summary import HEADLINE, BootstrapSettings
 from segcal.evaluation.tables import cell, latex_table, markdown_table
 from segcal.fitted import FittedCalibrator
 from segcal.manifest import Manifest
+from segcal.metrics import MetricSettings
+from tests.fit_data import write_ensemble
 
 CPU = torch.device("cpu")
 QUICK = BootstrapSettings(n_replicates=200)
@@ -264,3 +267,33 @@ def test_decisions_of_an_evaluation_are_kept_in_bytes(phantom: Manifest) -> None
     )
     assert (wide.decision.dtype, narrow.decision.dtype) == (torch.int64, torch.uint8)
     assert torch.equal(wide.decision, narrow.decision.long())
+
+
+def test_stored_zeros_are_counted_once_whichever_pipelines_are_measured(tmp_path: Path) -> None:
+    manifest = write_ensemble(tmp_path, n_cases=1, kind="probabilities")
+    for name in manifest.cases[0].members:
+        with np.load(manifest.resolve(name)) as stored:
+            values = stored["probabilities"].copy()
+        values[:, 0, 0, :10] = np.array([1, 0, 0], dtype=np.float32)[:, None]
+        np.savez_compressed(manifest.resolve(name), probabilities=values)
+    everything = baselines(manifest)
+    for chosen in (everything, everything[1:], everything[2:]):
+        settings = MetricSettings(manifest.class_names)
+        assert measure_case(manifest, manifest.cases[0], chosen, settings, device=CPU).n_floored == 2 * 2 * 10
+
+
+def test_a_case_and_a_subject_of_one_name_are_two_subjects(phantom: Manifest) -> None:
+    ids = phantom.splits[0].test
+    content = phantom.model_dump(mode="json", exclude_none=True)
+    del content["splits"]
+    for case in content["cases"]:
+        case.pop("subject", None)
+        if case["id"] == ids[0]:
+            case["subject"] = ids[1]
+    named = Manifest.from_content(content, phantom.path)
+    records = evaluate(named, cases=ids, bootstrap=QUICK, device=CPU).records
+    assert {row.case: row.subject for row in records.rows} == {
+        ids[0]: f"subject:{ids[1]}",
+        ids[1]: f"case:{ids[1]}",
+        ids[2]: f"case:{ids[2]}",
+    }

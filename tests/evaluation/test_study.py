@@ -9,14 +9,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from segcal.errors import OutputError, SettingsError, UsageError
-from segcal.evaluation.plan import resized, study_splits
+from segcal.errors import DataError, MismatchError, OutputError, SegcalError, SettingsError, UsageError
+from segcal.evaluation.plan import plan_fits, resized, study_splits
+from segcal.evaluation.shifted import shifted_data
 from segcal.evaluation.study import study
 from segcal.evaluation.study_settings import StudySettings, load_study_settings
 from segcal.manifest import Manifest, Split
@@ -132,6 +135,125 @@ def test_shifted_data_are_measured_with_the_same_calibrators(phantom: Manifest, 
     assert (tmp_path / "out" / "shifted" / "table.md").is_file()
     for here, there in zip(result.summary["pipelines"], result.shifted["pipelines"], strict=True):
         assert here["metrics"] == there["metrics"], "the same cases under another name give the same numbers"
+
+
+def changed(manifest: Manifest, *, keep: Sequence[str] | None = None, rename: str = "", **keys: Any) -> Manifest:
+    """The same files under a manifest with other keys, some of the cases, or other names for them."""
+    content = manifest.model_dump(mode="json", exclude_none=True) | keys
+    del content["splits"]
+    content["cases"] = [case for case in content["cases"] if keep is None or case["id"] in keep]
+    for case in content["cases"]:
+        case["id"] += rename
+    return Manifest.from_content(content, manifest.path)
+
+
+def forbid_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*arguments: object, **options: object) -> None:
+        raise AssertionError("something was fitted")
+
+    monkeypatch.setattr("segcal.evaluation.study.fit_many", forbidden)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "keys", "message"),
+    [
+        ("ms", {"kind": "probabilities"}, "kind differs: ms was fitted on logits"),
+        ("ts", {"classes": ["background", "lesion", "organ", "vessel"]}, "names of classes differ"),
+    ],
+)
+def test_shifted_data_that_evaluate_would_refuse_are_refused_before_any_fit(
+    phantom: Manifest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pipeline: str,
+    keys: dict[str, Any],
+    message: str,
+) -> None:
+    forbid_fits(monkeypatch)
+    settings = SMALL.changed(pipelines=({"method": pipeline, "pooling": "logits"},))
+    with pytest.raises(MismatchError, match=f"shifted data .*{message}"):
+        study(phantom, settings, tmp_path / "out", shifted=changed(phantom, **keys), device=CPU)
+    assert not (tmp_path / "out").exists()
+
+
+def test_shifted_data_with_other_members_are_measured_with_a_warning_or_refused_if_too_few(phantom: Manifest) -> None:
+    content = phantom.model_dump(mode="json", exclude_none=True)
+    for case in content["cases"]:
+        case["members"] = case["members"][:2]
+    fewer = Manifest.from_content(content, phantom.path)
+    tasks = plan_fits(phantom, SMALL, phantom.splits[0])
+    assert any(
+        "fitted on 3, applied to 2" in text for text in shifted_data(fewer, phantom, phantom.splits, tasks).warnings
+    )
+
+    for case in content["cases"]:
+        case["members"] = case["members"][:1]
+    one = Manifest.from_content(content, phantom.path)
+    with pytest.raises(UsageError, match="member_counts: 2 is more than the 1 members of the shifted data"):
+        shifted_data(one, phantom, phantom.splits, tasks)
+
+
+def test_no_case_of_the_fit_is_measured_on_shifted_data_that_lack_a_test_case(phantom: Manifest) -> None:
+    tasks = plan_fits(phantom, SMALL, phantom.splits[0])
+    ids = sorted(case.id for case in phantom.cases)
+    found = shifted_data(changed(phantom, keep=ids[1:]), phantom, phantom.splits, tasks)
+
+    assert found.ids == (phantom.splits[0].test[1:], phantom.splits[1].test, phantom.splits[2].test)
+    assert [text for text in found.warnings if "test cases" in text] == [
+        f"repeat 1: measured on 2 of its 3 test cases; the shifted data 'phantom' have no label of {ids[0]}"
+    ]
+    with pytest.raises(DataError, match="no labelled case of the test cases of repeat 1"):
+        shifted_data(changed(phantom, keep=ids[3:]), phantom, phantom.splits, tasks)
+
+
+def test_shifted_data_of_other_names_are_measured_whole(phantom: Manifest) -> None:
+    tasks = plan_fits(phantom, SMALL, phantom.splits[0])
+    others = changed(phantom, rename="_foggy")
+    found = shifted_data(others, phantom, phantom.splits, tasks)
+    assert found.ids == (tuple(sorted(case.id for case in others.cases)),) * 3
+    assert not found.warnings
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys", "message"),
+    [
+        ({"member_counts": (3,)}, {}, "member_counts: 3 is not fewer than the 3 members"),
+        ({"calibration_sizes": (50,)}, {}, "calibration_sizes: 50 of"),
+        ({"sensitivity_methods": ("ms",)}, {"kind": "probabilities"}, "ms: not translation-invariant"),
+    ],
+)
+def test_a_study_that_cannot_be_finished_is_refused_before_its_folder_is_opened(
+    phantom: Manifest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    keys: dict[str, Any],
+    message: str,
+) -> None:
+    forbid_fits(monkeypatch)
+    with pytest.raises(SegcalError, match=message):
+        study(changed(phantom, **keys), SMALL.changed(**settings), tmp_path / "out", device=CPU)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("folder", ["out", "out/shifted"])
+def test_a_study_does_not_replace_files_of_somebody_else(
+    phantom: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    forbid_fits(monkeypatch)
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "table.md").write_text("mine", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"table\.md: already exists, .*--out"):
+        study(phantom, SMALL, tmp_path / "out", shifted=phantom, device=CPU)
+    assert (tmp_path / folder / "table.md").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize("key", ["pipelines", "sensitivity_methods"])
+def test_a_misspelt_method_is_named_wherever_it_stands(key: str) -> None:
+    wrong = {"pipelines": [{"method": "ts_", "pooling": "logits"}], "sensitivity_methods": ["ts_"]}
+    right = {"pipelines": [{"method": "ts", "pooling": "logits"}]}
+    with pytest.raises(SettingsError, match=rf"x: `{key}\.0.*: unknown method `ts_`, did you mean `ts`\?"):
+        StudySettings.parse({**right, key: wrong[key]}, source="x")
 
 
 def test_splits_are_drawn_when_none_are_given(phantom: Manifest) -> None:

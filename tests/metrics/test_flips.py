@@ -55,3 +55,14 @@ def test_without_a_reference_flips_are_undefined_and_say_why() -> None:
     assert math.isnan(result.values["flip"])
     assert "pooled" in result.undefined["flip"]
     assert "deployed" in result.undefined["flip_deployed"]
+
+
+@pytest.mark.parametrize("ignored", [-256, -1, 3, 255, 256, 1000])
+def test_a_deployed_value_that_is_no_class_is_a_flip_whatever_it_becomes_in_a_byte(ignored: int) -> None:
+    probs, labels = draw_case(3, (4, 5, 6), 3)
+    deployed = probs.argmax(axis=0)
+    deployed[deployed == 0] = ignored
+    expected = reference.flips(probs, labels, deployed)
+    values = measure(probs, labels, deployed=deployed).values
+    assert expected[0] > 0
+    assert [values["flip_deployed" + column] for column in COLUMNS] == pytest.approx(expected, abs=1e-9)

@@ -46,6 +46,16 @@ def test_strict_ends_with_1_when_a_case_is_flagged(root: Path) -> None:
     assert segcal(*command, "--case", "good").exit_code == 0
 
 
+def test_results_are_replaced_but_no_files_of_somebody_else(root: Path) -> None:
+    command = ("qa", root / "manifest.yaml", "--calibrator", root / "ts.safetensors", "--out", root / "qa")
+    assert segcal(*command).exit_code == segcal(*command).exit_code == 0
+    (root / "qa" / "qa.json").write_text('{"format": "mine"}', encoding="utf-8")
+    result = segcal(*command)
+    assert result.exit_code == 2
+    assert "qa.json: already exists, and qa.json does not say that segcal wrote it" in result.stderr
+    assert (root / "qa" / "qa.json").read_text(encoding="utf-8") == '{"format": "mine"}'
+
+
 def test_a_case_that_cannot_be_read_ends_with_1_after_the_rest_is_done(root: Path) -> None:
     (root / "member_0" / "good.npz").write_bytes(b"broken")
     result = segcal("qa", root / "manifest.yaml", "--calibrator", root / "ts.safetensors", "--out", root / "qa")

@@ -167,7 +167,7 @@ def _record(
     values |= {f"flip{part}": share for part, share in shares.items()}
     if case in undefined:
         values["nll"] = float("nan")
-    return CaseRecord(repeat, fake.name, case, case, group, values, _tables(fake, k, settings, regions))
+    return CaseRecord(repeat, fake.name, case, f"case:{case}", group, values, _tables(fake, k, settings, regions))
 
 
 def _tables(fake: Fake, k: int, settings: MetricSettings, regions: bool) -> dict[str, NDArray[np.float64]]:

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from typer.testing import CliRunner, Result
 
 from segcal.errors import FileFormatError, MissingFileError, UsageError
 from segcal.evaluation.pictures import CasePicture
+from segcal.evaluation.records import Records
 from segcal.report.case_list import case_list
 from segcal.report.case_pictures import PICTURES_BYTES, SMALL_DPI, case_picture
 from segcal.report.charts import Diagrams, stated_confidence
@@ -183,6 +185,13 @@ def test_numbers_of_a_case_in_several_repeats_are_means(tmp_path: Path) -> None:
     alone = [r.values["nll"] for r in results.records.rows if (r.case, r.pipeline) == ("case_001", "ts(z)")]
     assert line.cells[found.sorted_by].value == pytest.approx(sum(alone) / 2)
     assert "tested in repeat 1, 2" in line.facts[0]
+
+
+def test_only_a_subject_that_was_named_is_shown_with_its_case(tmp_path: Path) -> None:
+    results = make_results(tmp_path, [PLAIN, TS], n_cases=2)
+    rows = [replace(row, subject="subject:anna:2") if row.case == "case_001" else row for row in results.records.rows]
+    found = case_list(Records(tuple(rows)), results.summary, assign_roles(results.summary))
+    assert {line.case: line.facts for line in found.lines} == {"case_000": (), "case_001": ("subject anna:2",)}
 
 
 def test_what_users_name_is_escaped_everywhere(tmp_path: Path) -> None:

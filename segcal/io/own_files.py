@@ -1,0 +1,40 @@
+"""Results never replace files of somebody else: a JSON file among them says that segcal wrote them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from segcal.errors import UsageError
+
+
+def check_replaceable(
+    folder: Path, names: Iterable[str], *, record: str, ours: Callable[[Mapping[str, Any]], bool]
+) -> None:
+    """Refuse a folder that holds files of the wanted names by another hand; nnU-Net has a summary.json of its own.
+
+    Args:
+        folder: where results are about to be written; need not exist.
+        names: of the files that would be replaced.
+        record: the JSON file among them that says whose they are.
+        ours: whether its content is that of a file segcal wrote.
+
+    Raises:
+        UsageError: one of them is there, and the record is missing or not ours.
+    """
+    taken = [name for name in names if (folder / name).exists()]
+    if taken and not _is_ours(folder / record, ours):
+        raise UsageError(
+            f"{folder / taken[0]}: already exists, and {record} does not say that segcal wrote it. "
+            "Choose another folder with --out."
+        )
+
+
+def _is_ours(path: Path, ours: Callable[[Mapping[str, Any]], bool]) -> bool:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and ours(content)
