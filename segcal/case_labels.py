@@ -10,7 +10,7 @@ from torch import Tensor
 
 from segcal.errors import DataError, GeometryError
 from segcal.io.archive import AnyArray
-from segcal.io.images import LabelMap, read_labels
+from segcal.io.images import LabelMap, read_grid, read_labels
 from segcal.manifest import Manifest, ManifestCase
 from segcal.types import IGNORED, Grid
 
@@ -29,8 +29,9 @@ def read_case_labels(
     if case.label is None:
         raise DataError(f"{case.id}: has no label in the manifest, but labels are needed here. Add `label: <file>`.")
     path = manifest.resolve(case.label)
+    # The header first: a file of another image may be many times the size of the case.
+    check_grid(manifest, case, "label", path, read_grid(path), shape, grid)
     label_map = read_labels(path)
-    check_grid(manifest, case, "label", path, label_map.grid, shape, grid)
     _check_values(manifest, case, path, label_map.values)
     return label_map
 
@@ -72,9 +73,9 @@ def load_deployed(
     if case.deployed is None:
         return None
     path = manifest.resolve(case.deployed)
-    deployed = read_labels(path)
     if shape is not None:
-        check_grid(manifest, case, "deployed segmentation", path, deployed.grid, shape, None)
+        check_grid(manifest, case, "deployed segmentation", path, read_grid(path), shape, None)
+    deployed = read_labels(path)
     _check_values(manifest, case, path, deployed.values)
     return torch.from_numpy(deployed.values.astype(np.int64)).to(device)
 

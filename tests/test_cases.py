@@ -198,6 +198,22 @@ def test_a_label_of_another_shape_is_refused_with_a_hint_when_the_axes_are_rever
         study.load()
 
 
+@pytest.mark.parametrize("role", ["label", "deployed"])
+def test_the_voxels_of_another_image_are_not_unpacked(study: Study, monkeypatch: pytest.MonkeyPatch, role: str) -> None:
+    study.label(study.labels[:, :, :5])
+    study.case["deployed"] = "label.nii.gz"
+    monkeypatch.setattr("segcal.case_labels.read_labels", lambda path: pytest.fail(f"unpacked {path.name}"))
+    manifest = study.manifest()
+
+    def load() -> object:
+        if role == "label":
+            return study.load()
+        return load_deployed(manifest, manifest.case("case_1"), device=CPU, shape=SHAPE)
+
+    with pytest.raises(GeometryError, match=r"grid \(4, 5, 5\)"):
+        load()
+
+
 def test_the_hint_works(study: Study) -> None:
     for m, values in enumerate(study.logits):
         study.member(m, logits=values.transpose(0, 3, 2, 1))

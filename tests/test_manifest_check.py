@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -95,10 +96,13 @@ class Dataset:
         self.content["cases"][self.ids.index(case)]["deployed"] = f"deployed/{case}.nii.gz"
         write_nifti(self.root / "deployed" / f"{case}.nii.gz", values, affine=AFFINE)
 
-    def check(self, **options: Any) -> CheckReport:
+    def manifest(self) -> Manifest:
         path = self.root / "manifest.yaml"
         path.write_text(yaml.safe_dump(self.content))
-        return check_manifest(Manifest.load(path), **options)
+        return Manifest.load(path)
+
+    def check(self, **options: Any) -> CheckReport:
+        return check_manifest(self.manifest(), **options)
 
     def only(self, code: str) -> Finding:
         """The single finding of the check, which must have this code."""
@@ -288,6 +292,35 @@ def test_another_image_fits_in_no_order(data: Dataset) -> None:
 
     assert "no order of axes fits" in by_code["label_shape"].message
     assert "orientation" not in by_code
+
+
+HUGE = np.zeros((250, 300, 400), np.uint8)  # 30 MB, and packs to nothing
+
+
+def peak_bytes(data: Dataset) -> int:
+    manifest = data.manifest()
+    tracemalloc.start()
+    try:
+        check_manifest(manifest)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_voxels_of_another_image_are_not_unpacked(data: Dataset) -> None:
+    data.label("case_0", HUGE)
+    data.deployed("case_0", HUGE)
+
+    assert peak_bytes(data) < 10_000_000
+    assert {f.code for f in data.check().findings} == {"label_shape", "deployed_shape"}
+
+
+def test_counting_label_values_makes_no_copy_of_a_large_volume(data: Dataset) -> None:
+    for m in range(2):  # nothing says which shape would be right
+        (data.root / f"member_{m}" / "case_0.npz").write_bytes(b"")
+    data.label("case_0", HUGE)
+
+    assert peak_bytes(data) < 1.5 * HUGE.nbytes
 
 
 def test_a_flip_is_found_although_the_shape_fits(data: Dataset) -> None:
