@@ -13,7 +13,7 @@ from segcal.errors import UsageError
 from segcal.evaluation.pipelines import pipeline_name
 from segcal.evaluation.run import evaluate as run_evaluation
 from segcal.evaluation.summary import HEADLINE, BootstrapSettings
-from segcal.evaluation.tables import TITLES, cell
+from segcal.evaluation.tables import TITLES, caption, cell
 from segcal.fitted import FittedCalibrator, load_calibrator
 from segcal.io.atomic import check_folder
 from segcal.manifest import Manifest
@@ -88,6 +88,7 @@ def evaluate(
         ("pipeline", *(TITLES[column] for column in HEADLINE)),
         [(p["name"], *(cell(p, column) for column in HEADLINE)) for p in pipelines],
     )
+    output.line(caption(result.summary))
     page = f"`segcal report {quote(str(out))}` makes the page"
     output.line(f"{out}: cases.csv, summary.json, table.md, table.tex; {page}")
     output.result({"out": str(out), **result.summary})

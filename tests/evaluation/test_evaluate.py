@@ -128,6 +128,7 @@ def test_files_read_back_exactly_and_tables_mark_the_best(result, tmp_path: Path
     markdown = (tmp_path / "table.md").read_text()
     best = min(summary["pipelines"], key=lambda p: p["metrics"]["nll"]["mean"])
     assert f"| {best['name']} | **{cell(best, 'nll')}** |" in markdown
+    assert "ACE: all cases pooled, without brackets" in markdown  # a range over one repeat would be none
     assert r"\textbf{" in (tmp_path / "table.tex").read_text()
     rows = list(csv.DictReader((tmp_path / "differences.csv").read_text().splitlines()))
     pair = next(r for r in rows if (r["first"], r["second"], r["metric"]) == ("ts(z)", "uncalibrated(z)", "nll"))

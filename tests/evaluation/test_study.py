@@ -14,7 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
+from typer.testing import CliRunner
 
+from cli.main import app
 from segcal.errors import OutputError, SettingsError, UsageError
 from segcal.evaluation.plan import resized, study_splits
 from segcal.evaluation.study import study
@@ -43,6 +46,18 @@ def finished(phantom: Manifest, tmp_path_factory: pytest.TempPathFactory) -> Pat
     out = tmp_path_factory.mktemp("study") / "out"
     study(phantom, SMALL, out, device=CPU)
     return out
+
+
+def test_the_terminal_says_below_the_table_what_the_brackets_of_ace_are(
+    phantom: Manifest, finished: Path, tmp_path: Path
+) -> None:
+    out, config = tmp_path / "out", tmp_path / "small.yaml"
+    shutil.copytree(finished, out)
+    config.write_text(yaml.safe_dump(SMALL.model_dump(mode="json")))
+    command = ["study", str(phantom.path), "--config", str(config), "--out", str(out), "--resume", "--device", "cpu"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.rindex("ACE: mean [smallest, largest repeat]") > result.stdout.rindex("ts(z)")
 
 
 def test_all_pipelines_repeats_and_sensitivities_are_there(finished: Path) -> None:
