@@ -205,7 +205,27 @@ def test_truncation_anywhere_is_a_finding(data: Dataset, kept: int) -> None:
 def test_the_wrong_kind_is_found_by_its_key(data: Dataset) -> None:
     np.savez_compressed(data.root / "member_0" / "case_0.npz", probabilities=softmax(logits_of(truth(), 0)))
 
-    assert "`probabilities`" in data.only("unreadable_file").message
+    assert "`probabilities`" in data.only("wrong_kind").message
+
+
+def test_the_wrong_kind_is_told_once_a_case(data: Dataset) -> None:
+    data.content["kind"] = "probabilities"
+
+    findings = data.check().findings
+
+    assert [(f.code, f.case, f.file) for f in findings] == [
+        ("wrong_kind", case, f"member_0/{case}.npz") for case in data.ids
+    ]
+    assert "The same in 1 more member of this case." in findings[0].message
+
+
+def test_unreadable_members_of_a_case_are_named_one_by_one(data: Dataset) -> None:
+    for m in range(2):
+        (data.root / f"member_{m}" / "case_0.npz").write_bytes(b"")
+
+    findings = data.check().findings
+
+    assert [f.file for f in findings] == ["member_0/case_0.npz", "member_1/case_0.npz"]
 
 
 def test_a_label_named_twice_is_found(data: Dataset) -> None:

@@ -17,7 +17,7 @@ from segcal.checks.orientation import Orientation, fitting_orientations
 from segcal.checks.turned import compare_orientations
 from segcal.checks.value_counts import count_values
 from segcal.checks.values import value_findings
-from segcal.errors import MissingFileError, SegcalError
+from segcal.errors import MissingFileError, SegcalError, WrongKindError
 from segcal.io.images import LabelMap, read_grid, read_image, read_labels
 from segcal.io.members import Member, member_fingerprint, read_member
 from segcal.manifest import Manifest, ManifestCase
@@ -85,7 +85,7 @@ class CaseCheck:
             self._first = self._first or _without_values(member)
             found += own
             del member
-        self.findings += one_per_case(found)
+        self.findings = one_per_case([*self.findings, *found])
         return None if pool is None else pool.result()
 
     def _pooled(self, pool: Pool | None, member: Member, file: str) -> Pool | None:
@@ -163,6 +163,8 @@ class CaseCheck:
             slashes = " A manifest's paths are written with / on every system." if "\\" in file else ""
             code = "missing_file"
             text = f"there is no such file under {self.manifest.root}; correct the path.{slashes}"
+        except WrongKindError as error:
+            code, text = "wrong_kind", str(error).removeprefix(f"{path}: ")
         except SegcalError as error:
             code, text = "unreadable_file", str(error).removeprefix(f"{path}: ")
         except Exception as error:  # whatever a decoder throws at a damaged file, the other files are still checked
