@@ -82,7 +82,7 @@ def evaluate(
     for text in result.summary["warnings"]:
         output.warn(text)
     for case_id, message in result.failed.items():
-        output.warn(f"left out: {case_id}: {message}")
+        output.warn_of_case("left out", case_id, message)
     pipelines = result.summary["pipelines"]
     output.table(
         ("pipeline", *(TITLES[column] for column in HEADLINE)),

@@ -91,7 +91,10 @@ def check_grid(
 ) -> None:
     """Raise GeometryError unless a file shares shape and, where both are known, place with the prediction."""
     if found.shape != shape:
-        hint = ""
+        hint = (
+            f" Either this is the {what} of another image, or the members were not resampled back to it; "
+            "`segcal manifest check` says whether another order of axes would fit."
+        )
         if found.shape == shape[::-1]:
             other = "czyx" if manifest.axes == "cxyz" else "cxyz"
             hint = (
@@ -100,11 +103,11 @@ def check_grid(
             )
         raise GeometryError(
             f"{case.id}: prediction grid {shape} does not match {what} grid {found.shape} "
-            f"({Path(case.members[0]).name} vs {path.name}). nnU-Net .npz arrays are (class, z, y, x).{hint}"
+            f"({manifest.resolve(case.members[0])} vs {path}). nnU-Net .npz arrays are (class, z, y, x).{hint}"
         )
     if grid is not None and not grid.agrees_with(found):
         raise GeometryError(
-            f"{case.id}: {what} {path.name} and the members have the same shape {shape} but lie elsewhere in space: "
+            f"{case.id}: {what} {path} and the members have the same shape {shape} but lie elsewhere in space: "
             f"affine {rows(found)} against {rows(grid)}. Resample one of them onto the other or repair its header."
         )
 
@@ -126,7 +129,7 @@ def _check_values(manifest: Manifest, case: ManifestCase, path: Path, values: An
     if strange:
         shown = ", ".join(str(n) for n in strange[:10]) + (", …" if len(strange) > 10 else "")
         raise DataError(
-            f"{case.id}: {path.name} holds the label values {shown}, expected {expected}. Correct the file or the "
+            f"{case.id}: {path} holds the label values {shown}, expected {expected}. Correct the file or the "
             "manifest; if a value marks voxels to leave out, set `ignore_label` to it."
         )
 

@@ -52,7 +52,6 @@ class Evaluation:
 
     def save(self, folder: Path) -> None:
         """Write cases.csv, bins.npz, summary.json, table.md, table.tex, differences.csv and the pictures."""
-        folder.mkdir(parents=True, exist_ok=True)
         self.records.save(folder)
         save_summary(self.summary, folder)
         save_pictures(self.pictures, folder)

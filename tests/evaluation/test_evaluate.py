@@ -15,7 +15,7 @@ import torch
 import segcal.cases as cases
 from segcal.cases import Want, load_case, load_poolings
 from segcal.chunks import chunk_budget
-from segcal.errors import DataError, UsageError
+from segcal.errors import DataError, OutputError, UsageError
 from segcal.evaluation.pipelines import baselines
 from segcal.evaluation.records import Records
 from segcal.evaluation.run import evaluate
@@ -106,6 +106,12 @@ def test_poolings_of_one_read_are_those_of_separate_reads(phantom: Manifest) -> 
         assert torch.equal(data.logits, alone.logits)
         assert torch.equal(data.decision, alone.decision)
         assert data.fingerprints == alone.fingerprints
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_with_a_way_out(result, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"cannot be written: .*choose another path"):
+        result.save(tmp_path / "file" / "results")
 
 
 def test_files_read_back_exactly_and_tables_mark_the_best(result, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
