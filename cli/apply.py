@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from segcal.errors import UsageError
+from segcal.report.wording import count
 from segcal.types import AppliedPooling, Kind
 
 from .common import (
@@ -154,7 +155,7 @@ def _report(output: Output, run: ApplyRun, method: str) -> None:
     for warning in run.warnings:
         output.warn(warning)
     for case_id, message in run.failed.items():
-        output.warn(f"failed: {case_id}: {message}")
+        output.warn_of_case("failed", case_id, message)
     if run.n_floored:
         output.line(f"{run.n_floored:,} probabilities stored as 0 were raised to the smallest number of their type")
     if run.differing:
@@ -163,7 +164,7 @@ def _report(output: Output, run: ApplyRun, method: str) -> None:
         output.line(f"done again because something changed: {', '.join(run.redone)}")
     counts = {"already finished": len(run.skipped), "failed": len(run.failed)}
     rest = "".join(f", {count} {what}" for what, count in counts.items() if count)
-    output.line(f"{method}: {len(run.done)} cases written to {run.out}{rest}")
+    output.line(f"{method}: {count(len(run.done), 'case')} written to {run.out}{rest}")
     output.result(
         {
             "out": run.out,

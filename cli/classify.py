@@ -102,12 +102,13 @@ def apply(
     from segcal.classification.files import load
     from segcal.classification.running import apply as run_apply
     from segcal.io.atomic import check_folder
+    from segcal.report.wording import count
 
     output = Output(json=json, quiet=quiet)
     check_folder(out)
     record = run_apply(load(calibrator), data, out)
-    output.line(f"{out / record['output']}: {record['n_rows']:,} rows with {record['method']}")
-    output.line(f"the predicted class of {record['n_changed']:,} rows changed")
+    output.line(f"{out / record['output']}: {count(record['n_rows'], 'row')} with {record['method']}")
+    output.line(f"the predicted class of {count(record['n_changed'], 'row')} changed")
     output.result({"out": out, **record})
 
 

@@ -31,6 +31,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from segcal.report.wording import about_case
+
 from .failures import DEBUG_KEY
 from .progress import shown_progress
 
@@ -119,6 +121,10 @@ class Output:
     def warn(self, text: str) -> None:
         """Print a warning on stderr; also with --quiet and --json, because results may not mean what they seem to."""
         print(f"warning: {text}", file=sys.stderr)
+
+    def warn_of_case(self, what: str, case_id: str, message: str) -> None:
+        """Print what became of a case and why."""
+        self.warn(f"{what}: {about_case(case_id, message)}")
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Print aligned columns for people; columns that hold numbers only are set flush right."""

@@ -14,7 +14,7 @@ from segcal.evaluation.pipelines import pipeline_name
 from segcal.evaluation.run import check_results_folder
 from segcal.evaluation.run import evaluate as run_evaluation
 from segcal.evaluation.summary import HEADLINE, BootstrapSettings
-from segcal.evaluation.tables import TITLES, cell
+from segcal.evaluation.tables import TITLES, caption, cell
 from segcal.fitted import FittedCalibrator, load_calibrator
 from segcal.manifest import Manifest
 from segcal.metrics import MetricSettings
@@ -92,12 +92,13 @@ def evaluate(
     for text in result.summary["warnings"]:
         output.warn(text)
     for case_id, message in result.failed.items():
-        output.warn(f"left out: {case_id}: {message}")
+        output.warn_of_case("left out", case_id, message)
     pipelines = result.summary["pipelines"]
     output.table(
         ("pipeline", *(TITLES[column] for column in HEADLINE)),
         [(p["name"], *(cell(p, column) for column in HEADLINE)) for p in pipelines],
     )
+    output.line(caption(result.summary))
     page = f"`segcal report {quote(str(out))}` makes the page"
     output.line(f"{out}: cases.csv, summary.json, table.md, table.tex; {page}")
     output.result({"out": str(out), **result.summary})

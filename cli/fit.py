@@ -124,7 +124,6 @@ def fit(
 
 def _save(output: Output, fitted: Mapping[str, FittedCalibrator], paths: Mapping[str, Path]) -> None:
     for name, calibrator in fitted.items():
-        paths[name].parent.mkdir(parents=True, exist_ok=True)
         calibrator.save(paths[name])
         method = calibrator.info.method
         for text in calibrator.info.warnings:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from segcal.errors import UsageError
+from segcal.report.wording import count
 from segcal.types import AppliedPooling
 
 from .common import (
@@ -91,7 +92,7 @@ def postprocess(
     for sentence in run.notes:
         output.warn(sentence)
     for case_id, message in run.failed.items():
-        output.warn(f"failed: {case_id}: {message}")
+        output.warn_of_case("failed", case_id, message)
     output.line(run.summary())
     output.result(run.as_dict())
     if run.failed:
@@ -344,12 +345,12 @@ def predict(
     for sentence in run.warnings[len(early) :]:
         output.warn(sentence)
     for case_id, message in run.failed.items():
-        output.warn(f"failed: {case_id}: {message}")
+        output.warn_of_case("failed", case_id, message)
     if run.differing:
         output.line(DIFFERING.format(sum(run.differing.values())))
     counts = {"of them already finished": len(run.skipped), "failed": len(run.failed)}
     rest = "".join(f", {count} {what}" for what, count in counts.items() if count)
-    output.line(f"{fitted.info.method}: {len(run.cases)} cases written to {run.out}{rest}")
+    output.line(f"{fitted.info.method}: {count(len(run.cases), 'case')} written to {run.out}{rest}")
     output.result(
         {
             "out": run.out,

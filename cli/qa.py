@@ -47,6 +47,7 @@ def qa(
     from segcal.fitted import load_calibrator
     from segcal.qa import QaResult, load_qa_settings, run_qa
     from segcal.qa.results import check_qa_folder
+    from segcal.report.wording import count
 
     output = Output(json=json, quiet=quiet)
     settings = load_qa_settings(config)
@@ -68,13 +69,14 @@ def qa(
     for text in result.warnings:
         output.warn(text)
     for case_id, message in result.failed.items():
-        output.warn(f"not looked at: {case_id}: {message}")
+        output.warn_of_case("not looked at", case_id, message)
     rows = [(each.case.case_id, "; ".join(flag.text for flag in each.flags)) for each in result.flagged]
     if rows:
         output.table(("flagged", "why"), rows[:SHOWN])
     if len(rows) > SHOWN:
         output.line(f"… and {len(rows) - SHOWN} more")
-    output.line(f"{len(rows)} of {len(result.cases)} cases are flagged; {out}: qa.csv, qa.json, qa.html")
+    flagged = f"{len(rows)} of {count(len(result.cases), 'case')} {'is' if len(rows) == 1 else 'are'} flagged"
+    output.line(f"{flagged}; {out}: qa.csv, qa.json, qa.html")
     output.result({"out": out, **result.json()})
     if result.failed or (strict and rows):
         raise typer.Exit(1)

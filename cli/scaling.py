@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from segcal.errors import UsageError
+from segcal.extras import how_to_install
 from segcal.io.atomic import remove_unfinished
 
 from .common import Output
@@ -48,7 +49,7 @@ def chosen_workers(
     try:
         from segcal.scale import open_cluster
     except ImportError as error:
-        raise UsageError(f"--workers and --scheduler need Dask ({error}): pip install 'segcal[dask]'") from error
+        raise UsageError(f"--workers and --scheduler need Dask ({error}): {how_to_install('dask')}") from error
     cases: DaskCases | None = None
     try:
         with open_cluster(scheduler=scheduler, workers=workers, tell=output.note) as cases:

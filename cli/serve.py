@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from segcal.errors import UsageError
+from segcal.extras import how_to_install
 
 from .common import DebugOption, JsonOption, Output, QuietOption, example
 
@@ -139,7 +140,7 @@ def _run(settings: ServiceSettings, workers: int, calibrator: Path | None, outpu
         from segcal.service.api.log import log_to
         from segcal.service.api.service import run_service
     except ImportError as error:
-        raise UsageError(f"the service needs more packages ({error}): pip install 'segcal[service]'") from error
+        raise UsageError(f"the service needs more packages ({error}): {how_to_install('service')}") from error
 
     def started(address: str) -> None:
         if not output.json:

@@ -12,7 +12,7 @@ from segcal.device import resolve_device
 from segcal.evaluation.study import study as run_study
 from segcal.evaluation.study_settings import load_study_settings
 from segcal.evaluation.summary import HEADLINE
-from segcal.evaluation.tables import TITLES, cell
+from segcal.evaluation.tables import TITLES, caption, cell
 from segcal.manifest import Manifest
 
 from .common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, ResumeOption, example
@@ -75,6 +75,7 @@ def study(
         ("pipeline", *(TITLES[column] for column in HEADLINE)),
         [(p["name"], *(cell(p, column) for column in HEADLINE)) for p in result.summary["pipelines"]],
     )
+    output.line(caption(result.summary))
     page = f"`segcal report {quote(str(out))}` makes the page"
     output.line(f"{out}: table.md, table.tex, summary.json, cases.csv; {page}")
     output.result({"out": str(out), "summary": result.summary, "shifted": result.shifted})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from segcal.errors import UsageError
+from segcal.extras import how_to_install
 
 from .common import DebugOption, JsonOption, Output, QuietOption, epilog, sub_app
 from .serve import DataOption, StoreOption
@@ -98,7 +99,7 @@ def _opened(data: Path, url: str | None) -> Iterator[Store]:
         from segcal.service.settings import ServiceSettings
         from segcal.service.store import open_store
     except ImportError as error:
-        raise UsageError(f"the service needs more packages ({error}): pip install 'segcal[service]'") from error
+        raise UsageError(f"the service needs more packages ({error}): {how_to_install('service')}") from error
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     store = open_store(ServiceSettings(data=data, store_url=url).url)
     try:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from segcal.errors import UsageError
+from segcal.extras import how_to_install
 
 from .common import DebugOption, JsonOption, Output, QuietOption, example
 from .serve import DataOption, MemoryOption, RootOption, StoreOption, existing, size_of
@@ -43,7 +44,7 @@ def worker(
         from segcal.service.api.log import log_to
         from segcal.service.supervise import run_worker
     except ImportError as error:
-        raise UsageError(f"the service needs more packages ({error}): pip install 'segcal[service]'") from error
+        raise UsageError(f"the service needs more packages ({error}): {how_to_install('service')}") from error
     limits = Limits(
         free_disk_bytes=size_of(min_free_disk, "--min-free-disk"),
         job_memory_bytes=None if memory_limit is None else size_of(memory_limit, "--memory-limit"),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from segcal.errors import DataError, GeometryError
 from segcal.io.archive import AnyArray
-from segcal.io.images import LabelMap, read_labels
+from segcal.io.images import LabelMap, read_grid, read_labels
 from segcal.manifest import Manifest, ManifestCase
 from segcal.types import IGNORED, Grid
 
@@ -29,8 +29,9 @@ def read_case_labels(
     if case.label is None:
         raise DataError(f"{case.id}: has no label in the manifest, but labels are needed here. Add `label: <file>`.")
     path = manifest.resolve(case.label)
+    # The header first: a file of another image may be many times the size of the case.
+    check_grid(manifest, case, "label", path, read_grid(path), shape, grid)
     label_map = read_labels(path)
-    check_grid(manifest, case, "label", path, label_map.grid, shape, grid)
     _check_values(manifest, case, path, label_map.values)
     return label_map
 
@@ -72,9 +73,9 @@ def load_deployed(
     if case.deployed is None:
         return None
     path = manifest.resolve(case.deployed)
-    deployed = read_labels(path)
     if shape is not None:
-        check_grid(manifest, case, "deployed segmentation", path, deployed.grid, shape, None)
+        check_grid(manifest, case, "deployed segmentation", path, read_grid(path), shape, None)
+    deployed = read_labels(path)
     _check_values(manifest, case, path, deployed.values)
     return torch.from_numpy(deployed.values.astype(np.int64)).to(device)
 
@@ -90,7 +91,10 @@ def check_grid(
 ) -> None:
     """Raise GeometryError unless a file shares shape and, where both are known, place with the prediction."""
     if found.shape != shape:
-        hint = ""
+        hint = (
+            f" Either this is the {what} of another image, or the members were not resampled back to it; "
+            "`segcal manifest check` says whether another order of axes would fit."
+        )
         if found.shape == shape[::-1]:
             other = "czyx" if manifest.axes == "cxyz" else "cxyz"
             hint = (
@@ -99,11 +103,11 @@ def check_grid(
             )
         raise GeometryError(
             f"{case.id}: prediction grid {shape} does not match {what} grid {found.shape} "
-            f"({Path(case.members[0]).name} vs {path.name}). nnU-Net .npz arrays are (class, z, y, x).{hint}"
+            f"({manifest.resolve(case.members[0])} vs {path}). nnU-Net .npz arrays are (class, z, y, x).{hint}"
         )
     if grid is not None and not grid.agrees_with(found):
         raise GeometryError(
-            f"{case.id}: {what} {path.name} and the members have the same shape {shape} but lie elsewhere in space: "
+            f"{case.id}: {what} {path} and the members have the same shape {shape} but lie elsewhere in space: "
             f"affine {rows(found)} against {rows(grid)}. Resample one of them onto the other or repair its header."
         )
 
@@ -125,7 +129,7 @@ def _check_values(manifest: Manifest, case: ManifestCase, path: Path, values: An
     if strange:
         shown = ", ".join(str(n) for n in strange[:10]) + (", …" if len(strange) > 10 else "")
         raise DataError(
-            f"{case.id}: {path.name} holds the label values {shown}, expected {expected}. Correct the file or the "
+            f"{case.id}: {path} holds the label values {shown}, expected {expected}. Correct the file or the "
             "manifest; if a value marks voxels to leave out, set `ignore_label` to it."
         )
 

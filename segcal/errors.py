@@ -27,6 +27,10 @@ class FileFormatError(SegcalError, ValueError):
     """A file is truncated, unsafe to open or holds something else than it should."""
 
 
+class WrongKindError(FileFormatError):
+    """A member file holds the other kind of values than the manifest declares."""
+
+
 class GeometryError(SegcalError, ValueError):
     """Two arrays that belong together do not share one grid."""
 

@@ -157,7 +157,7 @@ def test_labels_outside_the_classes_are_refused(study: Study) -> None:
     study.labels[1, 2, 3], study.labels[1, 2, 4] = 3, 200
     study.label(study.labels)
     with pytest.raises(
-        DataError, match=r"case_1: label\.nii\.gz.*3, 200, expected 0 to 2 \(background.*`ignore_label`"
+        DataError, match=r"case_1: .*label\.nii\.gz holds .*3, 200, expected 0 to 2 \(background.*`ignore_label`"
     ):
         study.load()
     study.label(np.where(study.labels > 2, -1, study.labels.astype(np.int16)).astype(np.int16))
@@ -173,10 +173,28 @@ def test_a_label_of_another_shape_is_refused_with_a_hint_when_the_axes_are_rever
     with pytest.raises(GeometryError, match=r"case_1: prediction grid \(4, 5, 6\).*label grid \(4, 5, 5\).*") as error:
         study.load()
     assert "cxyz" not in str(error.value)
-    assert "member_0.npz vs label.nii.gz" in str(error.value)
+    members, label = study.folder / "member_0.npz", study.folder / "label.nii.gz"
+    assert f"({members} vs {label})" in str(error.value)  # both may have one name, in two folders
+    assert "`segcal manifest check` says whether another order of axes would fit" in str(error.value)
     study.label(study.labels.transpose(2, 1, 0))
     with pytest.raises(GeometryError, match=r"set `axes: cxyz`"):
         study.load()
+
+
+@pytest.mark.parametrize("role", ["label", "deployed"])
+def test_the_voxels_of_another_image_are_not_unpacked(study: Study, monkeypatch: pytest.MonkeyPatch, role: str) -> None:
+    study.label(study.labels[:, :, :5])
+    study.case["deployed"] = "label.nii.gz"
+    monkeypatch.setattr("segcal.case_labels.read_labels", lambda path: pytest.fail(f"unpacked {path.name}"))
+    manifest = study.manifest()
+
+    def load() -> object:
+        if role == "label":
+            return study.load()
+        return load_deployed(manifest, manifest.case("case_1"), device=CPU, shape=SHAPE)
+
+    with pytest.raises(GeometryError, match=r"grid \(4, 5, 5\)"):
+        load()
 
 
 def test_the_hint_works(study: Study) -> None:
@@ -208,7 +226,7 @@ def test_nifti_members_and_label_must_lie_in_one_place(study: Study) -> None:
     case = study.load()
     np.testing.assert_allclose(case.logits.numpy(), study.logits[:2].astype(np.float64).mean(0), atol=1e-5)
     study.label(study.labels, moved)
-    with pytest.raises(GeometryError, match=r"case_1: label label\.nii\.gz .*elsewhere in space"):
+    with pytest.raises(GeometryError, match=r"case_1: label .*label\.nii\.gz .*elsewhere in space"):
         study.load()
     nifti_members(study, [AFFINE, moved])
     with pytest.raises(GeometryError, match=r"case_1: .*member_1\.nii\.gz lies elsewhere in space"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -95,10 +96,13 @@ class Dataset:
         self.content["cases"][self.ids.index(case)]["deployed"] = f"deployed/{case}.nii.gz"
         write_nifti(self.root / "deployed" / f"{case}.nii.gz", values, affine=AFFINE)
 
-    def check(self, **options: Any) -> CheckReport:
+    def manifest(self) -> Manifest:
         path = self.root / "manifest.yaml"
         path.write_text(yaml.safe_dump(self.content))
-        return check_manifest(Manifest.load(path), **options)
+        return Manifest.load(path)
+
+    def check(self, **options: Any) -> CheckReport:
+        return check_manifest(self.manifest(), **options)
 
     def only(self, code: str) -> Finding:
         """The single finding of the check, which must have this code."""
@@ -201,7 +205,27 @@ def test_truncation_anywhere_is_a_finding(data: Dataset, kept: int) -> None:
 def test_the_wrong_kind_is_found_by_its_key(data: Dataset) -> None:
     np.savez_compressed(data.root / "member_0" / "case_0.npz", probabilities=softmax(logits_of(truth(), 0)))
 
-    assert "`probabilities`" in data.only("unreadable_file").message
+    assert "`probabilities`" in data.only("wrong_kind").message
+
+
+def test_the_wrong_kind_is_told_once_a_case(data: Dataset) -> None:
+    data.content["kind"] = "probabilities"
+
+    findings = data.check().findings
+
+    assert [(f.code, f.case, f.file) for f in findings] == [
+        ("wrong_kind", case, f"member_0/{case}.npz") for case in data.ids
+    ]
+    assert "The same in 1 more member of this case." in findings[0].message
+
+
+def test_unreadable_members_of_a_case_are_named_one_by_one(data: Dataset) -> None:
+    for m in range(2):
+        (data.root / f"member_{m}" / "case_0.npz").write_bytes(b"")
+
+    findings = data.check().findings
+
+    assert [f.file for f in findings] == ["member_0/case_0.npz", "member_1/case_0.npz"]
 
 
 def test_a_label_named_twice_is_found(data: Dataset) -> None:
@@ -288,6 +312,35 @@ def test_another_image_fits_in_no_order(data: Dataset) -> None:
 
     assert "no order of axes fits" in by_code["label_shape"].message
     assert "orientation" not in by_code
+
+
+HUGE = np.zeros((250, 300, 400), np.uint8)  # 30 MB, and packs to nothing
+
+
+def peak_bytes(data: Dataset) -> int:
+    manifest = data.manifest()
+    tracemalloc.start()
+    try:
+        check_manifest(manifest)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_voxels_of_another_image_are_not_unpacked(data: Dataset) -> None:
+    data.label("case_0", HUGE)
+    data.deployed("case_0", HUGE)
+
+    assert peak_bytes(data) < 10_000_000
+    assert {f.code for f in data.check().findings} == {"label_shape", "deployed_shape"}
+
+
+def test_counting_label_values_makes_no_copy_of_a_large_volume(data: Dataset) -> None:
+    for m in range(2):  # nothing says which shape would be right
+        (data.root / f"member_{m}" / "case_0.npz").write_bytes(b"")
+    data.label("case_0", HUGE)
+
+    assert peak_bytes(data) < 1.5 * HUGE.nbytes
 
 
 def test_a_flip_is_found_although_the_shape_fits(data: Dataset) -> None:

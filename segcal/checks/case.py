@@ -13,12 +13,12 @@ import torch
 from segcal.checks.findings import Finding, Severity, one_per_case
 from segcal.checks.geometry import image_label_findings, member_findings, partner_findings
 from segcal.checks.labels import label_counts, label_findings
-from segcal.checks.orientation import Orientation
+from segcal.checks.orientation import Orientation, fitting_orientations
 from segcal.checks.turned import compare_orientations
 from segcal.checks.value_counts import count_values
 from segcal.checks.values import value_findings
-from segcal.errors import MissingFileError, SegcalError
-from segcal.io.images import LabelMap, read_image, read_labels
+from segcal.errors import MissingFileError, SegcalError, WrongKindError
+from segcal.io.images import LabelMap, read_grid, read_image, read_labels
 from segcal.io.members import Member, member_fingerprint, read_member
 from segcal.manifest import Manifest, ManifestCase
 from segcal.pooling import Pool, Pooled
@@ -85,7 +85,7 @@ class CaseCheck:
             self._first = self._first or _without_values(member)
             found += own
             del member
-        self.findings += one_per_case(found)
+        self.findings = one_per_case([*self.findings, *found])
         return None if pool is None else pool.result()
 
     def _pooled(self, pool: Pool | None, member: Member, file: str) -> Pool | None:
@@ -109,16 +109,27 @@ class CaseCheck:
 
     def _partner(self, role: str, file: str | None) -> LabelMap | None:
         """Check a label map against the members and the classes."""
-        found = None if file is None else self._read(file, read_labels)
+        found = None if file is None else self._read(file, self._read_partner)
         if found is None or file is None:
             return None
-        self._check_grid(role, file, found.grid, "fatal")
+        self._check_grid(role, file, found if isinstance(found, Grid) else found.grid, "fatal")
+        if isinstance(found, Grid):
+            return None
         counts = label_counts(found.values)
         if role == "label":
             self.label_values.update(counts)
         judged = label_findings(self.manifest, counts, case=self.case.id, file=file)
         self.findings += [f for f in judged if role == "label" or f.severity == "fatal"]
         return found
+
+    def _read_partner(self, path: Path) -> LabelMap | Grid:
+        """The label map, or its grid alone where no order of axes fits: another image, which may be far larger."""
+        grid = read_grid(path)
+        if self._first is not None:
+            _, z, y, x = self._first.values.shape
+            if not fitting_orientations((z, y, x), grid.shape):
+                return grid
+        return read_labels(path)
 
     def _image(self, label: Grid | None) -> None:
         """Check the image, which only serves pictures unless nothing else says where the case lies."""
@@ -152,6 +163,8 @@ class CaseCheck:
             slashes = " A manifest's paths are written with / on every system." if "\\" in file else ""
             code = "missing_file"
             text = f"there is no such file under {self.manifest.root}; correct the path.{slashes}"
+        except WrongKindError as error:
+            code, text = "wrong_kind", str(error).removeprefix(f"{path}: ")
         except SegcalError as error:
             code, text = "unreadable_file", str(error).removeprefix(f"{path}: ")
         except Exception as error:  # whatever a decoder throws at a damaged file, the other files are still checked

@@ -38,13 +38,18 @@ class Finding:
         return asdict(self)
 
 
+_EACH_FILE = frozenset(("missing_file", "unreadable_file", "unpoolable"))
+"""Findings that say something else of every file: which one it is must not be lost."""
+
+
 def one_per_case(findings: Iterable[Finding]) -> list[Finding]:
     """Members of a case usually share a fault: keep the first finding of each code and say how many more have it."""
-    by_code: dict[str, list[Finding]] = {}
+    alike: dict[tuple[str, str | None], list[Finding]] = {}
     for finding in findings:
-        by_code.setdefault(finding.code, []).append(finding)
+        own = finding.file if finding.code in _EACH_FILE else None
+        alike.setdefault((finding.code, own), []).append(finding)
     merged = []
-    for first, *others in by_code.values():
+    for first, *others in alike.values():
         files = {other.file for other in others} - {first.file}
         also = (
             "" if not files else f" The same in {len(files)} more member{'s' if len(files) > 1 else ''} of this case."

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segcal.checks.findings import Finding
+from segcal.chunks import MOST_VOXELS, chunk_slices
 from segcal.manifest import Manifest
 
 _SHOWN_VALUES = 8
@@ -18,7 +19,11 @@ def label_counts(values: NDArray[Any]) -> dict[int, int]:
     """How many voxels hold each value."""
     flat = values.ravel()
     if flat.size and flat.min() >= 0 and flat.max() < 2**16:
-        counts = np.bincount(flat)
+        # By pieces: `bincount` makes int64 of what it is given, eight times the size of a label map.
+        n_values = int(flat.max()) + 1
+        counts = np.zeros(n_values, dtype=np.int64)
+        for piece in chunk_slices(flat.size, MOST_VOXELS):
+            counts += np.bincount(flat[piece], minlength=n_values)
         return {int(value): int(counts[value]) for value in np.flatnonzero(counts)}
     found, n_found = np.unique(flat, return_counts=True)
     return {int(value): int(count) for value, count in zip(found, n_found, strict=True)}

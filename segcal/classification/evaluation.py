@@ -79,7 +79,6 @@ class RowEvaluation:
 
     def save(self, folder: Path, *, page: bool = True) -> None:
         """Write summary.json, bins.npz, rows.npz, classes.csv, differences.csv, table.md, table.tex, report.html."""
-        folder.mkdir(parents=True, exist_ok=True)
         for name, arrays in ((BINS_FILE, self.bins), (ROWS_FILE, self.rows)):
             with atomic_write(folder / name) as temporary:
                 write_npz(temporary, arrays)

@@ -56,7 +56,6 @@ class Evaluation:
 
     def save(self, folder: Path) -> None:
         """Write cases.csv, bins.npz, summary.json, table.md, table.tex, differences.csv and the pictures."""
-        folder.mkdir(parents=True, exist_ok=True)
         save_summary(self.summary, folder)  # first: it says whose folder this is, should the rest not be written
         self.records.save(folder)
         save_pictures(self.pictures, folder)

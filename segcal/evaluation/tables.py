@@ -24,7 +24,7 @@ DASH = "—"
 
 def markdown_table(summary: Mapping[str, Any]) -> str:
     """The headline table with intervals; the best mean of each column is bold."""
-    lines = [_caption(summary), ""]
+    lines = [caption(summary), ""]
     lines += _markdown(summary["pipelines"])
     for group, pipelines in summary["groups"].items():
         lines += ["", f"Group {group}:", "", *_markdown(pipelines)]
@@ -35,7 +35,7 @@ def latex_table(summary: Mapping[str, Any]) -> str:
     """The same as a LaTeX tabular (booktabs)."""
     best = _best(summary["pipelines"])
     titles = [tex_text(TITLES[c]).replace("↓", r"$\downarrow$").replace("↑", r"$\uparrow$") for c in HEADLINE]
-    lines = [f"% {_caption(summary)}", r"\begin{tabular}{l" + "r" * len(HEADLINE) + "}", r"\toprule"]
+    lines = [f"% {caption(summary)}", r"\begin{tabular}{l" + "r" * len(HEADLINE) + "}", r"\toprule"]
     lines += [" & ".join(["Pipeline", *titles]) + r" \\", r"\midrule"]
     for pipeline in summary["pipelines"]:
         cells = []
@@ -44,6 +44,16 @@ def latex_table(summary: Mapping[str, Any]) -> str:
             cells.append(rf"\textbf{{{text}}}" if pipeline["name"] in best[column] else text)
         lines.append(" & ".join([tex_text(pipeline["name"]), *cells]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def caption(summary: Mapping[str, Any]) -> str:
+    """What the numbers and brackets of the headline table are; ACE has other brackets than the rest."""
+    level = f"{100 * summary['settings']['bootstrap']['confidence_level']:g} %"
+    ace = "mean [smallest, largest repeat]" if summary["n_repeats"] > 1 else "all cases pooled, without brackets"
+    return (
+        f"{summary['n_cases']} cases, {summary['n_repeats']} repeat(s); mean [{level} interval of the two-level "
+        f"bootstrap, {summary['n_bootstrap']} replicates]; ACE: {ace}."
+    )
 
 
 def differences_csv(summary: Mapping[str, Any]) -> str:
@@ -96,14 +106,6 @@ def _markdown(pipelines: Sequence[Mapping[str, Any]]) -> list[str]:
         cells = [f"**{c}**" if pipeline["name"] in best[k] else c for k, c in zip(HEADLINE, cells, strict=True)]
         lines.append(f"| {pipeline['name']} | " + " | ".join(cells) + " |")
     return lines
-
-
-def _caption(summary: Mapping[str, Any]) -> str:
-    level = f"{100 * summary['settings']['bootstrap']['confidence_level']:g} %"
-    return (
-        f"{summary['n_cases']} cases, {summary['n_repeats']} repeat(s); mean [{level} interval of the two-level "
-        f"bootstrap, {summary['n_bootstrap']} replicates]; ACE: mean [smallest, largest repeat]."
-    )
 
 
 def _shown(value: float | None, column: str) -> str:

@@ -29,6 +29,12 @@ AnyArray: TypeAlias = NDArray[Any]
 DEFAULT_LIMIT_BYTES = 8 * 2**30
 """Largest array a file may declare (8 GiB) unless the caller says otherwise."""
 
+BEYOND_LIMIT = (
+    "which no option changes; where the header is right, store the array in a smaller type (float16 in .npz, uint8 "
+    "for labels) or cut the image into cases"
+)
+"""The way out, after the limit, in messages about arrays that are too large."""
+
 _HEADER_BYTES = 2**14  # numpy itself refuses .npy headers above 10,000 characters
 _VERIFY_BYTES = 2**22
 _PLAIN_NUMBERS = "biuf"
@@ -86,7 +92,7 @@ class NpzReader:
         if header.nbytes > limit_bytes:
             raise entry.broken(
                 f"declares {header.shape} {header.dtype} = {header.nbytes:,} bytes, more than the limit of "
-                f"{limit_bytes:,}; raise the limit if the file is really meant to be that large"
+                f"{limit_bytes:,}, {BEYOND_LIMIT}"
             )
         packed = len(rest) + entry.left
         if header.nbytes != packed:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from segcal.errors import DataError, FileFormatError
-from segcal.io.archive import DEFAULT_LIMIT_BYTES, AnyArray
+from segcal.io.archive import BEYOND_LIMIT, DEFAULT_LIMIT_BYTES, AnyArray
 from segcal.io.nifti import is_nifti, read_nifti, read_nifti_header, scaled_values
 from segcal.io.zip_reader import opened
 from segcal.types import Grid
@@ -204,7 +204,9 @@ def _sitk_grid(path: Path, reader: Any) -> Grid:
 
 def _check_size(path: Path, shape: tuple[int, ...], itemsize: int, limit_bytes: int) -> None:
     if math.prod(shape) * itemsize > limit_bytes:
-        raise FileFormatError(f"{path}: declares {shape} values, more than the limit of {limit_bytes:,} bytes.")
+        raise FileFormatError(
+            f"{path}: declares {shape} values, more than the limit of {limit_bytes:,} bytes, {BEYOND_LIMIT}."
+        )
 
 
 def _reason(error: RuntimeError) -> str:

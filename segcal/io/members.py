@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from segcal.errors import FileFormatError, UsageError
+from segcal.errors import FileFormatError, UsageError, WrongKindError
 from segcal.io.archive import DEFAULT_LIMIT_BYTES, AnyArray, NpzReader, npz_fingerprint, open_npz
 from segcal.io.nifti import is_nifti, nifti_fingerprint, read_nifti, read_nifti_header, scaled_values
 from segcal.types import Box, Grid, Kind
@@ -150,7 +150,7 @@ def _wrong_key(path: Path, kind: Kind, keys: tuple[str, ...]) -> FileFormatError
     found = ", ".join(f"`{key}`" for key in keys)
     other = next((k for k in _KINDS if k in keys), None)
     if other is not None:
-        return FileFormatError(
+        return WrongKindError(
             f"{path}: holds the key `{other}` but the manifest declares `kind: {kind}`. "
             f"Set `kind: {other}` or name the files that hold {kind}."
         )

@@ -23,7 +23,7 @@ from nibabel.fileholders import FileHolder
 from numpy.typing import NDArray
 
 from segcal.errors import FileFormatError
-from segcal.io.archive import DEFAULT_LIMIT_BYTES, AnyArray
+from segcal.io.archive import BEYOND_LIMIT, DEFAULT_LIMIT_BYTES, AnyArray
 from segcal.io.deflate import LEVEL, Deflate
 from segcal.io.zip_reader import opened
 from segcal.types import Grid
@@ -94,7 +94,7 @@ def read_nifti(path: Path, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> tuple[A
         if header.nbytes > limit_bytes:
             raise FileFormatError(
                 f"{path}: declares {header.shape} {header.dtype} = {header.nbytes:,} bytes, more than the limit of "
-                f"{limit_bytes:,}; raise the limit if the file is really meant to be that large."
+                f"{limit_bytes:,}, {BEYOND_LIMIT}."
             )
         buffer = np.empty(header.nbytes, dtype=np.uint8)
         try:

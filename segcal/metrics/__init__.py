@@ -39,6 +39,8 @@ METRICS: dict[str, type[Metric[Any]]] = {
 
 def make_metrics(settings: MetricSettings) -> MetricSet:
     """Fresh metrics for one pipeline of a softmax model."""
+    if settings.n_classes < 2:
+        raise ParameterError(f"metrics of a softmax model need at least two classes, got {settings.class_names!r}")
     return MetricSet({name: kind(settings) for name, kind in METRICS.items()})
 
 

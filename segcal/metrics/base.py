@@ -32,7 +32,7 @@ class MetricSettings:
     """Everything that changes a reported number, in one place that can be written into every result.
 
     Attributes:
-        class_names: names of the C classes, background first.
+        class_names: names of the C classes, background first, or of the regions, of which one is enough.
         include_background: whether the mean Dice counts class 0 (natural images: yes).
         ece_bins: bins of ECE, MCE, class-wise and equal-mass ECE.
         ace_bins: bins of ACE.
@@ -50,8 +50,8 @@ class MetricSettings:
     band_weights: Literal["inverse_distance", "uniform"] = "inverse_distance"
 
     def __post_init__(self) -> None:
-        if len(self.class_names) < 2:
-            raise ParameterError(f"metrics need at least two classes, got {self.class_names!r}")
+        if not self.class_names:
+            raise ParameterError("metrics need the names of the classes or regions, got none")
         if min(self.n_bins) < 1:
             raise ParameterError(f"bin counts must be at least 1, got {self.n_bins}")
         rising = all(low < high for low, high in zip(self.band_edges, self.band_edges[1:], strict=False))

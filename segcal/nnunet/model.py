@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from segcal.errors import FileFormatError, MissingFileError, UsageError
+from segcal.extras import how_to_install
 from segcal.io.dataset_json import DatasetLabels, read_dataset_json
 from segcal.manifest import PredictionInfo
 
@@ -195,7 +196,7 @@ def require_nnunet() -> str:
     except PackageNotFoundError:
         raise UsageError(
             "nnunetv2 is not installed, and this command runs nnU-Net itself. Install the extra: "
-            "pip install 'segcal[nnunet]'"
+            f"{how_to_install('nnunet')}"
         ) from None
 
 

@@ -30,6 +30,7 @@ from segcal.nnunet.components import clean_labels
 from segcal.nnunet.crops import find_crops
 from segcal.nnunet.documents import Plans, read_plans, read_postprocessing
 from segcal.nnunet.segmentations import in_file_orientation, read_written, write_like
+from segcal.report.wording import count
 from segcal.scan_folders import NPZ_ENDINGS, find_labels, in_words
 from segcal.types import Box, Progress
 
@@ -59,7 +60,7 @@ class PostprocessRun:
 
     def summary(self) -> str:
         """One line for people."""
-        parts = [f"{len(self.applied.done)} cases written to {self.applied.out}"]
+        parts = [f"{count(len(self.applied.done), 'case')} written to {self.applied.out}"]
         if self.applied.skipped:
             parts.append(f"{len(self.applied.skipped)} already finished")
         if self.failed:

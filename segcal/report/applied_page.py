@@ -10,7 +10,7 @@ from segcal.errors import MissingFileError
 from segcal.report.cautions import Caution
 from segcal.report.provenance import Fact, method_words
 from segcal.report.render import render
-from segcal.report.wording import DASH, count
+from segcal.report.wording import DASH, about_case, count
 from segcal.types import AppliedPooling
 
 
@@ -67,7 +67,7 @@ def _cautions(record: RunRecord) -> list[Caution]:
     found = [] if record.complete else [Caution("serious", "not finished", "The run stopped before its last case.")]
     for case, entry in sorted(record.cases.items()):
         if entry.status == "failed":
-            found.append(Caution("serious", "case failed", f"{case}: {entry.error or 'no reason was recorded'}"))
+            found.append(Caution("serious", "case failed", about_case(case, entry.error or "no reason was recorded")))
     found += [Caution("serious", "run", text) for text in record.warnings]
     for case, entry in sorted(record.cases.items()):
         found += [Caution("note", "case", f"{case}: {text}") for text in entry.warnings]

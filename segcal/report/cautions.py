@@ -10,7 +10,7 @@ import numpy as np
 
 from segcal.evaluation.records import Records
 from segcal.report.results import Results
-from segcal.report.wording import count, listing, share
+from segcal.report.wording import about_case, count, listing, share
 
 FEW_SUBJECTS = 20
 """Percentile intervals from fewer subjects are noticeably too narrow."""
@@ -46,7 +46,7 @@ def cautions(results: Results) -> list[Caution]:
 
 def _failed(summary: Mapping[str, Any]) -> list[Caution]:
     failed = summary.get("failed") or {}
-    return [Caution("serious", "case left out", f"{case}: {message}") for case, message in failed.items()]
+    return [Caution("serious", "case left out", about_case(case, message)) for case, message in failed.items()]
 
 
 def _given(summary: Mapping[str, Any]) -> list[Caution]:

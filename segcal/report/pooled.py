@@ -20,17 +20,21 @@ WORTH_SAYING = 0.0005
 
 @dataclass(frozen=True, slots=True)
 class PooledTables:
-    """Bin tables of a pipeline, pooled over cases and repeats; None where the run did not keep them."""
+    """Bin tables of a pipeline, pooled over cases and repeats; None where the run did not keep them.
+
+    Whether channels are regions is told, not guessed from their number: a region model may have one.
+    """
 
     records: Records
     ece_bins: int
     ace_bins: int
+    regions: bool
 
     @classmethod
     def of(cls, records: Records, summary: Mapping[str, Any]) -> PooledTables:
         """With the bins that the summary names."""
         metrics = summary["settings"]["metrics"]
-        return cls(records, int(metrics["ece_bins"]), int(metrics["ace_bins"]))
+        return cls(records, int(metrics["ece_bins"]), int(metrics["ace_bins"]), bool(summary.get("regions")))
 
     def top_label(self, pipeline: str) -> BinTable | None:
         """Of the predicted class, all voxels."""
@@ -47,7 +51,7 @@ class PooledTables:
         pooled = self._pooled(f"classwise_{self.ece_bins}", pipeline)
         if pooled is None:
             return None
-        channel, position = (index, 1) if len(pooled) > 1 else (0, index)
+        channel, position = (index, 1) if self.regions else (0, index)
         return BinTable.from_array(pooled[channel, position])
 
     def _pooled(self, name: str, pipeline: str) -> NDArray[np.float64] | None:

@@ -56,7 +56,8 @@ def pipeline_words(pipelines: Sequence[PipelineEntry]) -> list[PipelineWords]:
     found = []
     for p in pipelines:
         keeps = {"order": "yes, and the ranking of classes", "argmax": "yes"}.get(str(p.get("preserves")), "no")
-        words = "none: the ensemble as it is" if not p.get("calibrated") else method_words(str(p.get("method")))
+        alone = "member" if p.get("n_members") == 1 else "ensemble"
+        words = method_words(str(p.get("method"))) if p.get("calibrated") else f"none: the {alone} as it is"
         invariant = "yes" if p.get("translation_invariant") else "no"
         found.append(PipelineWords(p["name"], bool(p.get("calibrated")), _input(p), words, keeps, invariant))
     return found

@@ -17,6 +17,9 @@ from segcal.report.palette import CURVES, FAINT, INK, CurveStyle
 ACCURACY = "accuracy: share of voxels that are right"
 CONFIDENCE = "confidence: probability of the predicted class"
 
+ROOM = 0.03
+"""Below the lowest point, as a share of the axis: half a marker must fit above the frame."""
+
 
 def reliability_figure(
     tables: Mapping[str, BinTable],
@@ -95,7 +98,7 @@ def _draw_shares(axes: Axes, table: BinTable, style: CurveStyle) -> None:
 
 def _finish(figure: Figure, upper: Axes, lower: Axes, start: float, title: str) -> None:
     lowest = min(start, upper.dataLim.ymin)
-    upper.set(xlim=(start, 1.0), ylim=(lowest, 1.005))
+    upper.set(xlim=(start, 1.0), ylim=(lowest - ROOM * (1.0 - lowest), 1.005))
     lower.set(yscale="log", ylabel="share of voxels")
     lower.yaxis.set_major_locator(LogLocator(numticks=4))
     for axis in (upper.yaxis, lower.xaxis):

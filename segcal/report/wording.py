@@ -83,6 +83,11 @@ def listing(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else list(words))
 
 
+def about_case(case_id: str, message: str) -> str:
+    """`case_7: truncated`; messages often begin with the id of their case, which is said once."""
+    return f"{case_id}: {message.removeprefix(f'{case_id}: ')}"
+
+
 def count(n: int, one: str, many: str = "") -> str:
     """`1 case`, `20 cases`."""
     return f"{n:,} {one if n == 1 else many or f'{one}s'}"

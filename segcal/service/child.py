@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from segcal.errors import ClusterAwayError, ClusterError, Interrupted, SegcalError
+from segcal.extras import how_to_install
 from segcal.io.atomic import remove_unfinished
 from segcal.service.files import ServiceFiles
 from segcal.service.lifeline import die_with_parent
@@ -184,7 +185,7 @@ def _case_map(scheduler: str | None) -> Iterator[CaseMap]:
     try:
         from segcal.scale import open_cluster
     except ImportError as error:
-        raise ClusterError(f"the worker has a --scheduler but no Dask ({error}): pip install 'segcal[dask]'") from error
+        raise ClusterError(f"the worker has a --scheduler but no Dask ({error}): {how_to_install('dask')}") from error
     with open_cluster(scheduler=scheduler) as cases:
         yield cases
 

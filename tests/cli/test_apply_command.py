@@ -165,6 +165,12 @@ def test_a_second_run_into_the_same_folder_needs_resume(root: Path) -> None:
     assert "2 already finished" in resumed.stdout
 
 
+def test_a_message_that_begins_with_its_case_is_not_given_the_id_again(root: Path) -> None:
+    np.savez_compressed(root / "member_0" / "a.npz", logits=np.zeros((4, 4, 5, 6), np.float32))
+    command = ("apply", root / "ts.safetensors", root / "manifest.yaml", "--out", root / "out", "--keep-going")
+    assert f"failed: a: {root / 'member_0' / 'a.npz'} has 4 channels" in segcal(*command).stderr
+
+
 def test_keep_going_lists_the_broken_case_and_ends_with_1(root: Path) -> None:
     (root / "member_1" / "a.npz").write_bytes(b"not a zip file")
     command = ("apply", root / "ts.safetensors", root / "manifest.yaml", "--out", root / "out")
@@ -173,7 +179,7 @@ def test_keep_going_lists_the_broken_case_and_ends_with_1(root: Path) -> None:
     assert result.exit_code == 1
     assert "failed: a: " in result.stderr
     assert "a.npz" in result.stderr
-    assert "1 cases written" in result.stdout
+    assert "1 case written" in result.stdout
     assert "1 failed" in result.stdout
 
 

@@ -15,7 +15,7 @@ import torch
 import segcal.cases as cases
 from segcal.cases import Want, load_case, load_poolings
 from segcal.chunks import chunk_budget
-from segcal.errors import DataError, UsageError
+from segcal.errors import DataError, OutputError, UsageError
 from segcal.evaluation.measure import measure_case
 from segcal.evaluation.pipelines import baselines
 from segcal.evaluation.records import Records
@@ -110,6 +110,12 @@ def test_poolings_of_one_read_are_those_of_separate_reads(phantom: Manifest) -> 
         assert torch.equal(data.decision, alone.decision)
 
 
+def test_a_folder_that_cannot_be_made_is_an_error_with_a_way_out(result, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"cannot be written: .*choose another path"):
+        result.save(tmp_path / "file" / "results")
+
+
 def test_files_read_back_exactly_and_tables_mark_the_best(result, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     result.save(tmp_path)
     loaded = Records.load(tmp_path)
@@ -130,6 +136,7 @@ def test_files_read_back_exactly_and_tables_mark_the_best(result, tmp_path: Path
     markdown = (tmp_path / "table.md").read_text()
     best = min(summary["pipelines"], key=lambda p: p["metrics"]["nll"]["mean"])
     assert f"| {best['name']} | **{cell(best, 'nll')}** |" in markdown
+    assert "ACE: all cases pooled, without brackets" in markdown  # a range over one repeat would be none
     assert r"\textbf{" in (tmp_path / "table.tex").read_text()
     rows = list(csv.DictReader((tmp_path / "differences.csv").read_text().splitlines()))
     pair = next(r for r in rows if (r["first"], r["second"], r["metric"]) == ("ts(z)", "uncalibrated(z)", "nll"))

@@ -16,7 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
+from typer.testing import CliRunner
 
+from cli.main import app
 from segcal.errors import DataError, MismatchError, OutputError, SegcalError, SettingsError, UsageError
 from segcal.evaluation.plan import plan_fits, resized, study_splits
 from segcal.evaluation.shifted import shifted_data
@@ -46,6 +49,18 @@ def finished(phantom: Manifest, tmp_path_factory: pytest.TempPathFactory) -> Pat
     out = tmp_path_factory.mktemp("study") / "out"
     study(phantom, SMALL, out, device=CPU)
     return out
+
+
+def test_the_terminal_says_below_the_table_what_the_brackets_of_ace_are(
+    phantom: Manifest, finished: Path, tmp_path: Path
+) -> None:
+    out, config = tmp_path / "out", tmp_path / "small.yaml"
+    shutil.copytree(finished, out)
+    config.write_text(yaml.safe_dump(SMALL.model_dump(mode="json")))
+    command = ["study", str(phantom.path), "--config", str(config), "--out", str(out), "--resume", "--device", "cpu"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.rindex("ACE: mean [smallest, largest repeat]") > result.stdout.rindex("ts(z)")
 
 
 def test_all_pipelines_repeats_and_sensitivities_are_there(finished: Path) -> None:

@@ -25,7 +25,7 @@ from tests.nnunet import nnunet_run, phantom
 from tests.nnunet.folders import inside, read_probs, softmax
 from tests.nnunet.untrained import read_segmentation
 
-pytest.importorskip("nnunetv2", reason="nnunetv2 is not installed; pip install 'segcal[nnunet]'")
+pytest.importorskip("nnunetv2", reason="nnunetv2 is not installed; pip install -c constraints.txt '.[nnunet]'")
 pytestmark = [pytest.mark.nnunet, pytest.mark.slow]
 
 FOLDS = tuple(range(phantom.N_FOLDS))

@@ -22,7 +22,7 @@ from segcal.nnunet.model import TrainedModel, load_model
 from segcal_cli.main import app
 from tests.nnunet import untrained
 
-pytest.importorskip("nnunetv2", reason="nnunetv2 is not installed; pip install 'segcal[nnunet]'")
+pytest.importorskip("nnunetv2", reason="nnunetv2 is not installed; pip install -c constraints.txt '.[nnunet]'")
 pytestmark = [pytest.mark.nnunet]
 
 CPU = torch.device("cpu")
@@ -303,7 +303,7 @@ def test_missing_extra_says_how_to_install_it(folder: Path, monkeypatch: pytest.
         raise model_module.PackageNotFoundError(name)
 
     monkeypatch.setattr(model_module, "version", absent)
-    with pytest.raises(UsageError, match=r"pip install 'segcal\[nnunet\]'"):
+    with pytest.raises(UsageError, match=r"pip install -c constraints.txt '\.\[nnunet\]'"):
         load_model(folder / "model", device=CPU)
 
 

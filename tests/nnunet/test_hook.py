@@ -24,7 +24,7 @@ from segcal.nnunet.hook import CALIBRATOR_VARIABLE, calibrated_export, environme
 from tests.apply_data import make_fitted, temperature
 from tests.nnunet import untrained
 
-pytest.importorskip("nnunetv2", reason="nnunetv2 is not installed; pip install 'segcal[nnunet]'")
+pytest.importorskip("nnunetv2", reason="nnunetv2 is not installed; pip install -c constraints.txt '.[nnunet]'")
 pytestmark = [pytest.mark.nnunet]
 
 CPU = torch.device("cpu")

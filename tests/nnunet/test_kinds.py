@@ -31,7 +31,7 @@ from tests.apply_data import CPU, temperature
 from tests.nnunet import untrained
 from tests.nnunet.folders import inside, read_probs
 
-pytest.importorskip("nnunetv2", reason="nnunetv2 is not installed; pip install 'segcal[nnunet]'")
+pytest.importorskip("nnunetv2", reason="nnunetv2 is not installed; pip install -c constraints.txt '.[nnunet]'")
 pytestmark = [pytest.mark.nnunet, pytest.mark.filterwarnings("ignore:.*low contrast image.*")]
 
 FOLDS = (0, 1, 2)

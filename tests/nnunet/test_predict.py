@@ -27,7 +27,7 @@ from segcal_cli.main import app
 from tests.apply_data import make_fitted, preserving, temperature
 from tests.nnunet import untrained
 
-pytest.importorskip("nnunetv2", reason="nnunetv2 is not installed; pip install 'segcal[nnunet]'")
+pytest.importorskip("nnunetv2", reason="nnunetv2 is not installed; pip install -c constraints.txt '.[nnunet]'")
 pytestmark = [pytest.mark.nnunet]
 
 CPU = torch.device("cpu")

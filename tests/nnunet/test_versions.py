@@ -33,7 +33,7 @@ from tests.nnunet.folders import (
     write_labels,
 )
 
-pytest.importorskip("nnunetv2", reason="nnunetv2 is not installed; pip install 'segcal[nnunet]'")
+pytest.importorskip("nnunetv2", reason="nnunetv2 is not installed; pip install -c constraints.txt '.[nnunet]'")
 pytestmark = [pytest.mark.nnunet]
 
 OLD_NAMES = {

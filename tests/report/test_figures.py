@@ -96,6 +96,16 @@ def test_reliability_shows_points_below_the_first_confidence() -> None:
     assert figure.axes[0].get_ylim()[0] <= np.min(lowest) < 0.5
 
 
+@pytest.mark.parametrize("excess", [-0.45, 0.0])
+def test_the_lowest_marker_is_not_cut_by_the_frame(excess: float) -> None:
+    upper = reliability_figure({"before": table(excess)}).axes[0]
+    curve = upper.lines[-1]
+    bottom, top = upper.get_ylim()
+    points_high = upper.get_window_extent().height * 72 / upper.figure.dpi
+    room = (np.min(curve.get_ydata()) - bottom) / (top - bottom) * points_high
+    assert room > (curve.get_markersize() + curve.get_markeredgewidth()) / 2
+
+
 def test_reliability_of_no_voxels_still_renders() -> None:
     empty = BinTable(np.zeros(10, dtype=np.int64), np.zeros(10), np.zeros(10, dtype=np.int64))
     figure = reliability_figure({"before": table(-0.1), "nothing": empty})

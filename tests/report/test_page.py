@@ -25,6 +25,7 @@ from segcal.report.case_list import case_list
 from segcal.report.case_pictures import PICTURES_BYTES, SMALL_DPI, case_picture
 from segcal.report.charts import Diagrams, stated_confidence
 from segcal.report.page import evaluation_page, report_page, write_report
+from segcal.report.provenance import pipeline_words
 from segcal.report.render import code
 from segcal.report.results import Results, load_results
 from segcal.report.roles import assign_roles
@@ -298,6 +299,11 @@ def test_a_study_shows_sensitivities_and_every_pipeline(tmp_path: Path) -> None:
     assert "Every calibrated pipeline by itself (4)" in page.text
     assert "seed: 5" in page.text
     assert "segcal study MANIFEST --config study.yaml --out RESULTS" in page.text
+
+
+def test_the_single_member_is_not_called_an_ensemble() -> None:
+    single, ensemble = pipeline_words([{"name": "p0", "n_members": 1}, {"name": "uncalibrated(z)", "n_members": None}])
+    assert (single.words, ensemble.words) == ("none: the member as it is", "none: the ensemble as it is")
 
 
 def test_regions_have_their_own_diagrams(tmp_path: Path) -> None:

@@ -72,4 +72,4 @@ def test_without_dask_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     command = ["evaluate", str(tmp_path / "manifest.yaml"), "--out", str(tmp_path / "out"), "--workers", "2"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 2
-    assert "pip install 'segcal[dask]'" in result.stderr
+    assert "pip install -c constraints.txt '.[dask]'" in result.stderr
