@@ -16,7 +16,7 @@ from torch import Tensor
 
 from segcal.calibrator_info import CalibratorInfo
 from segcal.calibrators import CALIBRATORS, Calibrator
-from segcal.calibrators.base import Array, Preserves, as_tensor, check_floating
+from segcal.calibrators.base import Array, Preserves, SpatialCalibrator, as_tensor, check_floating
 from segcal.cases import CaseData
 from segcal.compatibility import check_compatible
 from segcal.errors import FileFormatError, MissingFileError, ParameterError
@@ -86,7 +86,7 @@ class FittedCalibrator:
         calibrator = self.calibrator
         if not isinstance(calibrator, Calibrator):
             raise ParameterError(f"{self.info.method}: regions are calibrated as volumes, not voxel by voxel")
-        if calibrator.spatial:
+        if isinstance(calibrator, SpatialCalibrator):
             return self._by_slabs(case, calibrator)
         logits = case.logits.reshape(case.logits.shape[0], -1)
         decision = case.decision.reshape(-1)
@@ -103,7 +103,7 @@ class FittedCalibrator:
 
         return probs
 
-    def _by_slabs(self, case: CaseData, calibrator: Calibrator) -> BySlabs:
+    def _by_slabs(self, case: CaseData, calibrator: SpatialCalibrator) -> BySlabs:
         """Slices that `volume_probs` works on at once are made at once here too, so that both give the same bits."""
         n_classes, depth, height, width = case.logits.shape
         (low, high), rows, columns = case.crop or ((0, depth), (0, height), (0, width))
