@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from segcal.calibrator_info import CalibratorInfo
 from segcal.calibrators import CALIBRATORS, Calibrator
-from segcal.calibrators.base import Array, Preserves, as_tensor, check_floating
+from segcal.calibrators.base import Array, Preserves, SpatialCalibrator, as_tensor, check_floating
 from segcal.cases import CaseData
 from segcal.compatibility import check_compatible
 from segcal.errors import FileFormatError, MissingFileError, ParameterError
@@ -78,9 +77,7 @@ class FittedCalibrator:
             return self._box_probs(logits, decision)
         # Only the box is calibrated: what lies outside is fill, and no neighbour may see it.
         z, y, x = box_slices(crop)
-        probs = torch.zeros_like(logits)
-        if isinstance(self.calibrator, Calibrator):
-            probs[0] = 1.0
+        probs = self._background(logits)
         probs[:, z, y, x] = self._box_probs(logits[:, z, y, x], decision[..., z, y, x])
         return probs
 
@@ -89,7 +86,7 @@ class FittedCalibrator:
         calibrator = self.calibrator
         if not isinstance(calibrator, Calibrator):
             raise ParameterError(f"{self.info.method}: regions are calibrated as volumes, not voxel by voxel")
-        if calibrator.spatial:
+        if isinstance(calibrator, SpatialCalibrator):
             return self._by_slabs(case, calibrator)
         logits = case.logits.reshape(case.logits.shape[0], -1)
         decision = case.decision.reshape(-1)
@@ -106,19 +103,29 @@ class FittedCalibrator:
 
         return probs
 
-    def _by_slabs(self, case: CaseData, calibrator: Calibrator) -> BySlabs:
+    def _by_slabs(self, case: CaseData, calibrator: SpatialCalibrator) -> BySlabs:
         """Slices that `volume_probs` works on at once are made at once here too, so that both give the same bits."""
         n_classes, depth, height, width = case.logits.shape
         (low, high), rows, columns = case.crop or ((0, depth), (0, height), (0, width))
-        step = calibrator.slices_at_once(n_classes, rows[1] - rows[0], columns[1] - columns[0])
+        within = calibrator.slices_at_once(n_classes, rows[1] - rows[0], columns[1] - columns[0])
+        beside = calibrator.slices_at_once(n_classes, height, width)
 
-        def probs(z: slice) -> Tensor:  # slabs lie within the crop or beside it
-            box = (0, z.stop - z.start if low <= z.start < high else 0), rows, columns
-            return self.cropped_probs(case.logits[:, z], case.decision[z], None if case.crop is None else box)
+        def probs(z: slice) -> Tensor:
+            if not low <= z.start < high:
+                return self._background(case.logits[:, z])
+            box = None if case.crop is None else ((0, z.stop - z.start), rows, columns)
+            return self.cropped_probs(case.logits[:, z], case.decision[z], box)
 
-        cuts = [0, *range(low, high, step), high, depth]
-        slabs = [slice(begin, end) for begin, end in pairwise(cuts) if begin < end]
+        parts = ((0, low, beside), (low, high, within), (high, depth, beside))
+        slabs = [slice(z, min(z + step, end)) for begin, end, step in parts for z in range(begin, end, step)]
         return BySlabs(probs, slabs, height * width)
+
+    def _background(self, logits: Tensor) -> Tensor:
+        """Probabilities where the network did not predict: certain background; of regions, none."""
+        probs = torch.zeros_like(logits)
+        if isinstance(self.calibrator, Calibrator):
+            probs[0] = 1.0
+        return probs
 
     def _box_probs(self, logits: Tensor, decision: Tensor) -> Tensor:
         if isinstance(self.calibrator, RegionCalibrator):

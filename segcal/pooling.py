@@ -196,7 +196,7 @@ def pooled_decision(logits: Tensor, *, regions: bool, dtype: torch.dtype = torch
 
 
 def _largest_by_loop(flat: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same as `_largest` by one compiled loop."""
+    """The same as `_largest` by one compiled loop, but for NaN, which `Pool.add` refuses."""
     from segcal.compiled.flat_rows import flat_rows  # brings numba, which only those who need it wait for
     from segcal.compiled.winners import find_largest
 

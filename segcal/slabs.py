@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class BySlabs:
-    """Values (C, n) of any run of flattened voxels, from what makes those of some slices.
+    """Values (C, n) of any run of at least one flattened voxel, from what makes those of some slices.
 
     Runs that follow each other, as measuring asks for them, make every slice once; a run from elsewhere begins anew.
     """

@@ -54,7 +54,7 @@ def test_no_more_is_held_than_what_was_asked_for_last_and_its_slabs() -> None:
 
 
 @pytest.mark.parametrize("name", list(CALIBRATORS))
-@pytest.mark.parametrize("crop", [None, ((2, 6), (1, 9), (0, 7)), ((0, 7), (0, 9), (3, 11))])
+@pytest.mark.parametrize("crop", [None, ((2, 6), (1, 9), (0, 7)), ((0, 7), (0, 9), (3, 11)), ((3, 4), (8, 9), (0, 1))])
 def test_every_calibrator_by_runs_of_voxels_gives_the_bits_of_its_volume(
     name: str, crop: Box | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,3 +67,15 @@ def test_every_calibrator_by_runs_of_voxels_gives_the_bits_of_its_volume(
         # A voxel-wise map may round the last voxels of a run otherwise, and a crop has other runs.
         tolerance = 0.0 if CALIBRATORS[name].spatial else 2e-7
         assert torch.allclose(values(where), whole[:, where], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("crop", [((6, 7), (0, 9), (0, 11)), ((0, 1), (0, 9), (0, 11)), ((3, 4), (2, 8), (3, 9))])
+def test_slices_beside_a_crop_are_no_more_at_once_than_those_of_a_volume(
+    crop: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_temperature, "VALUES_PER_CHUNK", 2 * 17 * 19 * 10)  # two whole slices at a time
+    values = FittedCalibrator(draw_calibrator("lts", 3), make_fitted("lts").info).probs_by_voxels(drawn_case(crop))
+    assert isinstance(values, BySlabs)
+    depths = [slab.stop - slab.start for slab, _, _ in values._slabs]
+    assert max(depths) <= 2
+    assert sum(depths) == 7

@@ -45,11 +45,16 @@ def calibrated_maps(fitted: FittedCalibrator, case: CaseData, settings: ApplySet
     """Calibrate one case and bring it into the form in which it is stored.
 
     The decision is the pooled one for preserving methods and that of the calibrated probabilities for the others.
-    The stored map and the segmentation both say it, so they agree at every dtype.
+    The stored map and the segmentation both say it, so they agree at every dtype. Only outside a crop, where the map of
+    classes is certain background, the segmentation keeps a decision that was handed in and is another there.
     """
     preserving = fitted.info.preserves is not None
     if not regions:
-        return _class_maps(fitted, case, settings, preserving=preserving)
+        maps = _class_maps(fitted, case.within_crop(), settings, preserving=preserving)
+        if case.crop is None:
+            return maps
+        outside = case.decision if preserving else torch.zeros_like(case.decision)
+        return _in_background(maps, case.crop, outside, settings)
     probs = fitted.volume_probs(case)
     decision = case.decision if preserving else probs > 0.5
     stored = store_regions(probs, decision, settings.dtype)
@@ -58,10 +63,7 @@ def calibrated_maps(fitted: FittedCalibrator, case: CaseData, settings: ApplySet
 
 
 def _class_maps(fitted: FittedCalibrator, case: CaseData, settings: ApplySettings, *, preserving: bool) -> CaseMaps:
-    """One run of voxels after the other, so that no volume stands beside the one that is stored."""
-    if case.crop is not None:
-        inside = _class_maps(fitted, case.within_crop(), settings, preserving=preserving)
-        return _in_background(inside, case.crop, case.decision, settings, preserving=preserving)
+    """One run of voxels after the other, so that no volume stands beside the one that is stored; without a crop."""
     n_classes, *space = case.logits.shape
     probs_of, pooled = fitted.probs_by_voxels(case), case.decision.reshape(-1)
     decision = pooled if preserving else torch.empty_like(pooled)
@@ -81,17 +83,15 @@ def _class_maps(fitted: FittedCalibrator, case: CaseData, settings: ApplySetting
     )
 
 
-def _in_background(
-    maps: CaseMaps, crop: Box, decision: Tensor, settings: ApplySettings, *, preserving: bool
-) -> CaseMaps:
-    """The maps of a crop, put into a volume of certain background; a segmentation that is kept is kept there too."""
-    box, space = box_slices(crop), tuple(decision.shape)
+def _in_background(maps: CaseMaps, crop: Box, outside: Tensor, settings: ApplySettings) -> CaseMaps:
+    """The maps of a crop, put into a volume of certain background whose decision is `outside` (z, y, x)."""
+    box, space = box_slices(crop), tuple(outside.shape)
     certain = torch.zeros((len(maps.probabilities), 1, 1, 1), device="cpu")
     certain[0] = 1.0
     stored = np.empty((len(certain), *space), dtype=settings.dtype)
     stored[:] = store_classes(certain, torch.zeros((1, 1, 1), dtype=torch.int64, device="cpu"), settings.dtype)
     stored[:, *box] = maps.probabilities
-    segmentation = label_array(decision if preserving else torch.zeros_like(decision), settings.label_values)
+    segmentation = label_array(outside, settings.label_values)
     segmentation[box] = maps.segmentation
     extras = {name: np.full(space, value) for name, value in _extras(certain, settings, regions=False).items()}
     for name, values in maps.extras.items():

@@ -185,8 +185,10 @@ class AffineCalibrator(Calibrator):
         view = self.view(logits, expert)
         matrix = torch.as_tensor(self.design(logits.shape[0]).matrix(self.theta()[expert or 0]).T).to(logits)
         weight, bias = matrix.split([len(view.features), matrix.shape[1] - len(view.features)], 1)
-        scores = torch.addmm(bias, weight, view.features) if bias.numel() else weight @ view.features
-        return view.to_classes(scores)
+        # BLAS takes a single column by another routine, whose sums round otherwise: it is doubled and cut.
+        features = view.features.repeat(1, 2) if view.features.shape[1] == 1 else view.features
+        scores = torch.addmm(bias, weight, features) if bias.numel() else weight @ features
+        return view.to_classes(scores[:, : view.features.shape[1]])
 
 
 def diagonal(values: Vector | list[float]) -> Matrix:

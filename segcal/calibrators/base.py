@@ -107,10 +107,6 @@ class Calibrator(ABC):
         """Probabilities of a volume: (C, z, y, x) logits, (z, y, x) decision, in the dtype of `logits`."""
         return _in_chunks(self.voxel_probs, logits, decision)
 
-    def slices_at_once(self, n_classes: int, height: int, width: int) -> int:
-        """How many slices `volume_probs` works on at a time; only of spatial calibrators."""
-        raise ParameterError(f"{self.name} works on voxels, not on slices of {n_classes} x {height} x {width}")
-
     def probabilities(self, logits: Array, *, class_axis: int, decision: Array | None = None) -> Array:
         """Calibrated probabilities of an array of any shape.
 
@@ -145,6 +141,16 @@ class Calibrator(ABC):
                 f"got {moved.ndim} axes. Use a voxel-wise method for plain rows."
             )
         return self.volume_probs(moved, decision)
+
+
+class SpatialCalibrator(Calibrator):
+    """A calibrator that reads a voxel's neighbours in its slice."""
+
+    spatial: ClassVar[bool] = True
+
+    @abstractmethod
+    def slices_at_once(self, n_classes: int, height: int, width: int) -> int:
+        """How many slices `volume_probs` works on at a time."""
 
 
 def _in_chunks(voxelwise: Callable[[Tensor, Tensor], Tensor], logits: Tensor, decision: Tensor | None) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name every torch user knows
 from torch import Tensor
 
-from segcal.calibrators.base import Calibrator, Preserves, at_least_float32, expect_tensor
+from segcal.calibrators.base import Preserves, SpatialCalibrator, at_least_float32, expect_tensor
 from segcal.chunks import chunk_slices
 from segcal.compiled import agreed
 from segcal.device import takes_loop
@@ -38,7 +38,7 @@ VALUES_PER_CHUNK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LocalTemperatureScaling(Calibrator):
+class LocalTemperatureScaling(SpatialCalibrator):
     """softmax(z / tau(v; Z)), tau from the raw logits of the voxel's slice; the ranking of the classes never changes.
 
     With t_k = softplus(leaf k) and g_k = sigmoid(gate k), each an in-plane convolution (kernel 5, dilation 2,
@@ -56,7 +56,6 @@ class LocalTemperatureScaling(Calibrator):
     name: ClassVar[str] = "lts"
     translation_invariant: ClassVar[bool] = False
     preserves: ClassVar[Preserves] = "order"
-    spatial: ClassVar[bool] = True
 
     weight: Tensor
     bias: Tensor

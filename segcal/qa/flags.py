@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import gt, lt
 
 from segcal.metrics.base import Score, Undefined
 from segcal.qa.case import ClassQa, QaCase
@@ -27,16 +28,14 @@ def case_flags(case: QaCase, settings: QaSettings) -> tuple[Flag, ...]:
 def _whole(case: QaCase, settings: QaSettings) -> Iterator[Flag]:
     if isinstance(case.expected_dsc, Undefined):
         yield Flag("nothing_segmented", "nothing is segmented")
-    if _below(case.expected_dsc, limit := settings.min_expected_dsc):
-        yield Flag("low_expected_dsc", f"expected DSC {_beside(case.expected_dsc, limit)} < {limit:g}")
-    if _below(case.boundary_confidence, limit := settings.min_boundary_confidence):
-        confidence = _beside(case.boundary_confidence, limit)
-        yield Flag("unsure_boundary", f"confidence near the boundary {confidence} < {limit:g}")
-    if _below(case.member_dice, limit := settings.min_member_dice):
-        yield Flag("low_member_dice", f"Dice between members {_beside(case.member_dice, limit)} < {limit:g}")
-    if _above(case.disagreement, limit := settings.max_disagreement):
-        disagreement = _beside(case.disagreement, limit)
-        yield Flag("members_disagree", f"member disagreement near the boundary {disagreement} > {limit:g}")
+    if words := _below(case.expected_dsc, settings.min_expected_dsc):
+        yield Flag("low_expected_dsc", f"expected DSC {words}")
+    if words := _below(case.boundary_confidence, settings.min_boundary_confidence):
+        yield Flag("unsure_boundary", f"confidence near the boundary {words}")
+    if words := _below(case.member_dice, settings.min_member_dice):
+        yield Flag("low_member_dice", f"Dice between members {words}")
+    if words := _above(case.disagreement, settings.max_disagreement):
+        yield Flag("members_disagree", f"member disagreement near the boundary {words}")
     for name, score in case.outlyingness.items():
         if not isinstance(score, Undefined) and _above(abs(score), settings.max_outlyingness):
             words = f"{STATISTIC_WORDS[name]} is {score:+.1f} robust standard deviations from the calibration cases"
@@ -45,8 +44,8 @@ def _whole(case: QaCase, settings: QaSettings) -> Iterator[Flag]:
 
 def _of_class(each: ClassQa, settings: QaSettings) -> Iterator[Flag]:
     sums = each.sums
-    if _below(sums.expected_dsc, limit := settings.min_class_expected_dsc):
-        yield Flag("low_class_dsc", f"{each.name}: expected DSC {_beside(sums.expected_dsc, limit)} < {limit:g}")
+    if words := _below(sums.expected_dsc, settings.min_class_expected_dsc):
+        yield Flag("low_class_dsc", f"{each.name}: expected DSC {words}")
     gap = sums.volume_gap
     if not isinstance(gap, Undefined) and _above(abs(gap), settings.max_volume_gap):
         yield Flag("volume_gap", f"{each.name}: expected volume differs from the segmented one by {100 * gap:+.1f} %")
@@ -57,15 +56,26 @@ def _of_class(each: ClassQa, settings: QaSettings) -> Iterator[Flag]:
         yield Flag("volume_spread", f"{each.name}: the members expect {words}")
 
 
-def _below(score: Score, limit: float | None) -> bool:
-    return limit is not None and not isinstance(score, Undefined) and score < limit
+def _below(score: Score, limit: float | None) -> str:
+    """How a score below its limit reads, `0.700 < 0.8`; empty for any other, and where there is no limit."""
+    if limit is not None and not isinstance(score, Undefined) and score < limit:
+        return f"{_on_its_side(score, limit, lt)} < {_exact(limit)}"
+    return ""
 
 
-def _above(score: Score, limit: float | None) -> bool:
-    return limit is not None and not isinstance(score, Undefined) and score > limit
+def _above(score: Score, limit: float | None) -> str:
+    """The same above its limit, `0.100 > 0.09`."""
+    if limit is not None and not isinstance(score, Undefined) and score > limit:
+        return f"{_on_its_side(score, limit, gt)} > {_exact(limit)}"
+    return ""
 
 
-def _beside(score: Score, limit: float | None) -> str:
-    """A score in three decimals, or as many more as it takes not to read like the limit it is beyond."""
+def _on_its_side(score: float, limit: float, beyond: Callable[[float, float], bool]) -> str:
+    """A score in three decimals, or as many more as it takes to read as beyond its limit as it is."""
     texts = (f"{score:.{digits}f}" for digits in range(3, 17))
-    return next((text for text in texts if float(text) != limit), f"{score}")
+    return next((text for text in texts if beyond(float(text), limit)), f"{score}")
+
+
+def _exact(limit: float) -> str:
+    """All digits: shortened, 0.99999999 would read 1."""
+    return f"{float(limit)}".removesuffix(".0")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from segcal.calibrator_info import CalibratorInfo
 from segcal.calibrators import CALIBRATORS, Calibrator, base
+from segcal.calibrators.affine import AffineCalibrator
 from segcal.chunks import chunk_budget
 from segcal.errors import ParameterError
 from segcal.fitted import FittedCalibrator, load_calibrator
@@ -21,6 +22,9 @@ from tests.conformance.drawn import SPACE, VOLUMES, draw_calibrator, draw_volume
 
 EVERY = pytest.mark.parametrize("name", list(CALIBRATORS))
 BY_ROWS = pytest.mark.parametrize("name", [name for name, cls in CALIBRATORS.items() if not cls.spatial])
+AFFINE = pytest.mark.parametrize(
+    "name", [name for name, cls in CALIBRATORS.items() if issubclass(cls, AffineCalibrator)]
+)
 PRESERVING = pytest.mark.parametrize("name", [name for name, cls in CALIBRATORS.items() if cls.preserves])
 CLASSES = pytest.mark.parametrize("n_classes", [2, 3, 5])
 
@@ -335,3 +339,31 @@ def test_no_memory_for_chunks_changes_a_bit_of_a_volume(name: str, n_bytes: int)
         cut = calibrator.volume_probs(logits, decision)
     with one_thread():
         assert torch.equal(cut, calibrator.volume_probs(logits, decision))
+
+
+@EVERY
+@pytest.mark.parametrize("n_classes", [2, 5, 16])
+def test_a_chunk_that_ends_with_one_voxel_has_the_bits_of_a_whole_volume(name: str, n_classes: int) -> None:
+    calibrator = draw_calibrator(name, n_classes)
+    logits = torch.randn(n_classes, 1, 25, 41, generator=torch.Generator().manual_seed(4)) * 3
+    decision = logits.argmax(0)
+    with one_thread():
+        whole = calibrator.volume_probs(logits, decision)
+        with chunk_budget(1):
+            cut = calibrator.volume_probs(logits, decision)
+    assert torch.equal(cut, whole)
+
+
+@AFFINE
+@pytest.mark.parametrize("n_classes", [2, 3, 5, 17, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_voxel_alone_has_the_scores_it_has_beside_another(name: str, n_classes: int, dtype: torch.dtype) -> None:
+    calibrator = draw_calibrator(name, n_classes)
+    assert isinstance(calibrator, AffineCalibrator)
+    logits = torch.randn(n_classes, 40, generator=torch.Generator().manual_seed(5), dtype=dtype) * 3
+    decision = torch.zeros(2, dtype=torch.int64)
+    with one_thread():
+        for first in range(0, 40, 2):
+            pair = logits[:, first : first + 2].contiguous()
+            alone = calibrator.voxel_scores(pair[:, :1], decision[:1])
+            assert torch.equal(alone, calibrator.voxel_scores(pair, decision)[:, :1])

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from segcal.qa.case import ClassQa, QaCase
 from segcal.qa.expectation import ClassSums
@@ -52,6 +54,32 @@ def test_a_number_on_its_threshold_is_no_flag(number: str, threshold: float, bey
 def test_a_number_never_reads_like_the_threshold_it_is_beyond(score: float, text: str) -> None:
     (flag,) = case_flags(replace(FINE, expected_dsc=score), QaSettings(min_expected_dsc=0.8))
     assert text in flag.text
+
+
+SHARES = st.floats(0, 1)
+CLOSE = st.tuples(SHARES, st.floats(1e-17, 1e-2), st.sampled_from([-1, 1])).map(
+    lambda drawn: (drawn[0], min(max(drawn[0] + drawn[2] * drawn[1], 0.0), 1.0))
+)
+
+
+@given(st.one_of(CLOSE, st.tuples(SHARES, SHARES)))
+@example((0.7996, 0.79955))
+@example((0.0904, 0.09046))
+@example((0.99999999, 0.9999995))
+@example((0.80000004, 0.80000003))
+def test_a_flag_is_true_as_it_reads(numbers: tuple[float, float]) -> None:
+    limit, score = numbers
+    settings = QaSettings(min_expected_dsc=limit, max_disagreement=limit)
+    for flag in case_flags(replace(FINE, expected_dsc=score, disagreement=score), settings):
+        left, sign, right = flag.text.split()[-3:]
+        assert float(right) == limit
+        assert float(left) < limit if sign == "<" else float(left) > limit
+
+
+@pytest.mark.parametrize(("limit", "text"), [(1.0, "0.700 < 1"), (0.75, "0.700 < 0.75"), (0.7996, "0.700 < 0.7996")])
+def test_a_limit_reads_as_it_was_set(limit: float, text: str) -> None:
+    (flag,) = case_flags(replace(FINE, expected_dsc=0.7), QaSettings(min_expected_dsc=limit))
+    assert flag.text == f"expected DSC {text}"
 
 
 @pytest.mark.parametrize("sign", [1, -1])

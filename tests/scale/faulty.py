@@ -97,7 +97,7 @@ class Meet:
 
     def __call__(self, item: int) -> int:
         (self.folder / str(item)).touch()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120  # a new worker on a busy machine imports for long before its first item
         while not (self.folder / str(item ^ 1)).exists():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{item} was alone")

@@ -39,5 +39,5 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.fixture
 def client(service: Service) -> Iterator[httpx.Client]:
     """A client of `service`."""
-    with httpx.Client(base_url=service.url, timeout=60.0) as client:
+    with service.client() as client:
         yield client

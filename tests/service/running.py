@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import uvicorn
 from fastapi import FastAPI
 
@@ -20,7 +21,7 @@ from segcal.service.api.connections import ImpatientProtocol
 from segcal.service.api.server import listen
 from tests.processes import heed_interrupts
 
-START_S, END_S = 90.0, 40.0
+START_S, ANSWER_S, END_S = 90.0, 60.0, 40.0
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,10 @@ class Service:
     root: Path
     log: Path
     process: subprocess.Popen[str]
+
+    def client(self) -> httpx.Client:
+        """A client that is as patient as a machine with much to do may ask for."""
+        return httpx.Client(base_url=self.url, timeout=ANSWER_S)
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and give the exit code."""

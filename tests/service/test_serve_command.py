@@ -92,7 +92,7 @@ def test_what_it_logs_is_a_json_object_a_line(service: Service, client: httpx.Cl
 
 def test_sigterm_ends_everything_cleanly_also_with_an_open_event_stream(tmp_path: Path) -> None:
     with running_service(tmp_path) as service:
-        with httpx.Client(base_url=service.url) as client:
+        with service.client() as client:
             until = time.monotonic() + 60
             while not client.get("/v1/ready").json()["ready"] and time.monotonic() < until:
                 time.sleep(0.1)
@@ -124,14 +124,14 @@ def _waiting_job(service: Service) -> str:
 
 def test_a_killed_server_leaves_jobs_and_data_to_the_next_start(tmp_path: Path) -> None:
     with running_service(tmp_path, workers=0) as service:
-        with httpx.Client(base_url=service.url) as client:
+        with service.client() as client:
             sha256 = client.post(
                 "/v1/calibrators", params={"name": "x"}, content=calibrator_bytes(), headers=BINARY
             ).json()["sha256"]
             params = {"case": "c1", "calibrator": sha256}
             job = client.post("/v1/cases", params=params, content=npz_bytes(), headers=BINARY).json()
         service.end(signal.SIGKILL)
-    with running_service(tmp_path, workers=0) as service, httpx.Client(base_url=service.url) as client:
+    with running_service(tmp_path, workers=0) as service, service.client() as client:
         assert client.get(f"/v1/jobs/{job['id']}").json() == job
         assert client.get("/v1/calibrators").json()["calibrators"][0]["sha256"] == sha256
         assert "no worker" in client.get("/v1/ready").json()["reasons"][0]
