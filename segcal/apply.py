@@ -19,7 +19,7 @@ import torch
 import segcal
 from segcal.applying.files import possible_files
 from segcal.applying.inputs import input_files, input_fingerprints
-from segcal.applying.record import ApplySettings, CaseEntry, Recipe, RunRecord, open_record
+from segcal.applying.record import SUBFOLDERS, ApplySettings, CaseEntry, Recipe, RunRecord, open_record
 from segcal.applying.record_pace import RecordPace
 from segcal.applying.stored import MapFormat, StorageType, check_storage
 from segcal.applying.work import ApplyWork, CaseToApply
@@ -131,7 +131,7 @@ def apply_calibrator(
             f"{finished} of {len(chosen)} cases are finished in {out}; run the same command with --resume to go on"
         ) from None
     # What a worker that was killed left half-written; its cases were done again elsewhere.
-    remove_unfinished(out)
+    remove_unfinished(out, SUBFOLDERS)
     record.complete = not run.failed
     record.save(out)
     return run

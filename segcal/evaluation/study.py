@@ -27,6 +27,7 @@ from segcal.evaluation.pipelines import Pipeline, baselines, calibrated_pipeline
 from segcal.evaluation.plan import FitTask, plan_fits, study_splits
 from segcal.evaluation.records import Records, join
 from segcal.evaluation.run import (
+    PICTURES,
     calibrator_hashes,
     pictured_pipeline,
     run_context,
@@ -46,7 +47,7 @@ from segcal.metrics import MetricSettings
 from segcal.settings import PipelineSettings
 from segcal.types import Progress
 
-FITS, REPEATS, STUDY_FILE = "fits", "repeats", "study.json"
+FITS, REPEATS, SHIFTED, STUDY_FILE = "fits", "repeats", "shifted", "study.json"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +88,7 @@ def study(
     summary = run.measure(manifest, [split.test for split in splits], fitted, out)
     other = None
     if shifted is not None:
-        other = run.measure(shifted, [_shifted_ids(shifted, split) for split in splits], fitted, out / "shifted")
+        other = run.measure(shifted, [_shifted_ids(shifted, split) for split in splits], fitted, out / SHIFTED)
     return StudyResult(summary, other)
 
 
@@ -260,7 +261,7 @@ def _load_repeat(folder: Path) -> _Repeat:
         for c in context
     )
     pictures = {}
-    for path in sorted((folder / "pictures").glob("*.npz")):
+    for path in sorted((folder / PICTURES).glob("*.npz")):
         arrays = {name: read_npz_array(path, name) for name in read_npz_header(path)}
         pictures[path.stem] = CasePicture.from_arrays(arrays)
     return _Repeat(Records.load(folder), cases, pictures)
@@ -278,7 +279,7 @@ def _open_folder(out: Path, identity: Mapping[str, Any], *, resume: bool) -> Non
                 f"{out} holds a study of other data, settings or version ({STUDY_FILE}), or its files have changed "
                 "since; choose another --out"
             )
-        remove_unfinished(out)
+        remove_unfinished(out, (FITS, REPEATS, SHIFTED, PICTURES))
         return
     check_folder(out)
     write_text_atomic(path, text)
