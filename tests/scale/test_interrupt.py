@@ -58,7 +58,7 @@ def test_maps_that_workers_were_writing_do_not_stay_half_written(tmp_path: Path)
     manifest, out, preload = write_ensemble(tmp_path, n_cases=4), tmp_path / "out", tmp_path / "writes_slowly.py"
     preload.write_text(WRITES_SLOWLY)
     code, said = interrupted_apply(
-        manifest, out, lambda: any(out.glob(".segcal-*")), DASK_DISTRIBUTED__WORKER__PRELOAD=f"['{preload}']"
+        manifest, out, lambda: any(out.glob(".segcal-*.npz")), DASK_DISTRIBUTED__WORKER__PRELOAD=f"['{preload}']"
     )
 
     assert code == 130
