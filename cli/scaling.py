@@ -36,8 +36,8 @@ def chosen_workers(
     """Yield the `case_map` argument of a library function: this process unless an option says otherwise.
 
     Args:
-        written: folder that the workers write into; what local ones left half-written when a run was stopped is
-            removed after they have ended.
+        written: folder of an `apply` run that the workers write into; what local ones left half-written when the run
+            was stopped is removed after they have ended.
     """
     if scheduler is None and workers is None:
         from segcal.case_map import in_process
@@ -56,5 +56,7 @@ def chosen_workers(
             yield cases
     except BaseException:
         if written is not None and workers is not None and cases is not None and cases.used:
-            remove_unfinished(written)
+            from segcal.applying.record import SUBFOLDERS
+
+            remove_unfinished(written, SUBFOLDERS)
         raise

@@ -19,7 +19,7 @@ import torch
 import segcal
 from segcal.applying.inputs import input_files, input_fingerprints
 from segcal.applying.possible_files import possible_files
-from segcal.applying.record import ApplySettings, CaseEntry, Recipe, RunRecord, open_record
+from segcal.applying.record import SUBFOLDERS, ApplySettings, CaseEntry, Recipe, RunRecord, open_record
 from segcal.applying.record_pace import RecordPace
 from segcal.applying.stored import MapFormat, StorageType, check_storage
 from segcal.applying.work import ApplyWork, CaseToApply
@@ -131,7 +131,7 @@ def apply_calibrator(
             f"{finished} of {len(chosen)} cases are finished in {out}; run the same command with --resume to go on"
         ) from None
     # What a worker that was killed left half-written; its cases were done again elsewhere.
-    remove_unfinished(out)
+    remove_unfinished(out, SUBFOLDERS)
     # Of all its cases: one that an earlier run left failed may not be among those chosen now.
     record.complete = all(entry.status == "done" for entry in record.cases.values())
     record.save(out)

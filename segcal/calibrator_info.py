@@ -82,8 +82,8 @@ class CalibratorInfo(BaseModel):
         """Read the metadata; `source` names the file in errors."""
         try:
             values = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise FileFormatError(f"{source}: the calibrator's metadata is not JSON ({error})") from None
+        except (ValueError, RecursionError) as error:  # not JSON, or a whole number of thousands of digits
+            raise FileFormatError(f"{source}: the calibrator's metadata is not readable as JSON ({error})") from None
         found = values.get("format") if isinstance(values, dict) else None
         if found != FORMAT:
             raise FileFormatError(

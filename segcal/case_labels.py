@@ -11,6 +11,7 @@ from torch import Tensor
 from segcal.errors import DataError, GeometryError
 from segcal.io.archive import AnyArray
 from segcal.io.images import LabelMap, read_grid, read_labels
+from segcal.label_values import known_values, label_counts, region_masks
 from segcal.manifest import Manifest, ManifestCase
 from segcal.types import IGNORED, Grid
 
@@ -52,8 +53,7 @@ def targets(
             raise DataError(f"{case.id}: every voxel carries the ignore label {manifest.ignore_label}; leave it out.")
     if manifest.regions is None:
         return (values if valid is None else values.where(valid, IGNORED)), None, valid
-    wanted = [torch.tensor(region.labels, dtype=torch.int64, device=device) for region in manifest.regions]
-    return None, torch.stack([torch.isin(values, labels) for labels in wanted]), valid
+    return None, region_masks(manifest, values), valid
 
 
 def load_deployed(
@@ -118,25 +118,15 @@ def rows(grid: Grid) -> str:
 
 
 def _check_values(manifest: Manifest, case: ManifestCase, path: Path, values: AnyArray) -> None:
-    found = _distinct(values)
+    known = known_values(manifest)
     if manifest.regions is not None:
-        known = {0}.union(*(region.labels for region in manifest.regions))
         expected = f"0 or a label of a region ({', '.join(str(n) for n in sorted(known - {0}))})"
     else:
-        known = set(range(manifest.n_classes))
         expected = f"0 to {manifest.n_classes - 1} ({', '.join(manifest.class_names)})"
-    strange = sorted(found - known - {manifest.ignore_label})
+    strange = sorted(set(label_counts(values)) - known - {manifest.ignore_label})
     if strange:
         shown = ", ".join(str(n) for n in strange[:10]) + (", …" if len(strange) > 10 else "")
         raise DataError(
             f"{case.id}: {path} holds the label values {shown}, expected {expected}. Correct the file or the "
             "manifest; if a value marks voxels to leave out, set `ignore_label` to it."
         )
-
-
-def _distinct(values: AnyArray) -> set[int]:
-    low, high = int(values.min()), int(values.max())
-    if high - low >= 2**16:
-        return {int(value) for value in np.unique(values)}
-    # Counting is many times faster than the sort behind `unique`, and labels are small numbers.
-    return {low + int(n) for n in np.bincount(values.reshape(-1).astype(np.int64) - low).nonzero()[0]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -102,31 +102,30 @@ def group_channels(files: Mapping[str, Path], *, channels: bool | None) -> dict[
     numbered = {name: match for name in files if (match := _CHANNEL.fullmatch(name))}
     if channels is False or (channels is None and not any(match[2] == "0000" for match in numbered.values())):
         return single
-    groups: dict[str, list[Path]] = {}
+    groups: dict[str, dict[str, Path]] = {}
     for name, match in sorted(numbered.items()):
-        groups.setdefault(match[1], []).append(files[name])
+        groups.setdefault(match[1], {})[match[2]] = files[name]
     doubt = _doubt(files, numbered, groups, sure=bool(channels))
     if doubt is not None:
         raise UsageError(
             f"{doubt}. Say --no-channels if every file is an image of its own"
             f"{', or make the names agree' if channels else ', or --channels if they are the channels of one image'}."
         )
-    return groups
+    return {name: list(paths.values()) for name, paths in groups.items()}
 
 
 def _doubt(
-    files: Mapping[str, Path], numbered: Mapping[str, re.Match[str]], groups: Mapping[str, list[Path]], *, sure: bool
+    files: Mapping[str, Path], numbered: Collection[str], groups: Mapping[str, Mapping[str, Path]], *, sure: bool
 ) -> str | None:
-    """Why the numbers at the end of the names may not be those of channels."""
+    """Why the numbers at the end of the names may not be those of channels; groups: files by number, by name."""
     folder = next(iter(files.values())).parent
     without = next((name for name in files if name not in numbered), None)
     if without is not None:
         return f"{folder}: some names end in a channel number like _0000, but {files[without].name} does not"
     n_channels = len(next(iter(groups.values())))
     for name, paths in groups.items():
-        found = [match[2] for match in numbered.values() if match[1] == name]
-        if sorted(found) != [f"{number:04d}" for number in range(n_channels)]:
-            return f"{folder}: {name} has the channels {', '.join(sorted(found))}, others have {n_channels} from 0000"
+        if list(paths) != [f"{number:04d}" for number in range(n_channels)]:
+            return f"{folder}: {name} has the channels {', '.join(paths)}, others have {n_channels} from 0000"
         if len(paths) > MAX_CHANNELS and not sure:
             return f"{folder}: {name} has {len(paths)} numbered files, more than the channels of an image usually are"
     return None

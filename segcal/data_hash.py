@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from segcal.errors import MissingFileError
+from segcal.io.images import read_labels
 from segcal.io.members import member_fingerprint
 from segcal.io.nifti import is_nifti, nifti_fingerprint
 from segcal.manifest import Manifest
@@ -18,7 +18,8 @@ from segcal.manifest import Manifest
 def data_hash(manifest: Manifest, ids: Iterable[str] | None = None) -> str:
     """Hash of the members, labels and deployed files of the given cases (all when absent), in any order of the cases.
 
-    Members are recognised by sizes and stored checksums; nothing is unpacked.
+    Members and NIfTI files are recognised by sizes and stored checksums; nothing is unpacked. Label maps of other
+    formats are read.
     """
     wanted = sorted(case.id for case in manifest.cases) if ids is None else sorted(set(ids))
     digest = hashlib.sha256()
@@ -33,7 +34,9 @@ def data_hash(manifest: Manifest, ids: Iterable[str] | None = None) -> str:
 def _content(path: Path) -> str:
     if is_nifti(path):
         return nifti_fingerprint(path)
-    if not path.is_file():
-        raise MissingFileError(f"{path}: no such file.")
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    # Of other formats the named file may be a header alone, the voxels in a file beside it (.mhd, .nhdr).
+    label = read_labels(path)
+    affine = None if label.grid.affine is None else label.grid.affine.tolist()
+    digest = hashlib.sha256(f"{label.values.dtype.str} {label.values.shape} {affine}\n".encode())
+    digest.update(label.values.tobytes())
+    return digest.hexdigest()

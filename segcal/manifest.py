@@ -17,11 +17,16 @@ from segcal.io.atomic import write_text_atomic
 from segcal.io.members import Axes
 from segcal.manifest_models import ManifestCase, ManifestPart, Name, PredictionInfo, Region, Split
 from segcal.manifest_rules import check_cases, check_channels, check_member_files, check_splits, nearest
-from segcal.manifest_text import read_mapping, validation_message
+from segcal.manifest_text import validation_message
 from segcal.splits import draw_partitions, draw_split
 from segcal.types import Kind
+from segcal.yaml_file import read_yaml
 
 __all__ = ["Manifest", "ManifestCase", "PredictionInfo", "Region", "Split", "draw_partitions", "draw_split"]
+
+_EXPECTED = (
+    "a mapping that starts with `version: 1`; see data_manifests/ for examples, or let `segcal manifest scan` write one"
+)
 
 
 class Manifest(ManifestPart):
@@ -85,7 +90,7 @@ class Manifest(ManifestPart):
             MissingFileError: There is no such file.
         """
         path = Path(path)
-        return cls.from_content(read_mapping(path), path)
+        return cls.from_content(read_yaml(path, name=str(path), fault=ManifestError, expected=_EXPECTED), path)
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any], path: str | os.PathLike[str]) -> Manifest:

@@ -6,13 +6,14 @@ import os
 from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from segcal.errors import MissingFileError, SettingsError
+from segcal.yaml_file import read_yaml, shortened
 
 CONFIG_PACKAGE = "segcal_configs"
 
@@ -67,13 +68,12 @@ def read_settings(name_or_path: str | Path, model: type[Model], names: Mapping[s
     if isinstance(name_or_path, Path) or path.suffix in (".yaml", ".yml") or "/" in name or os.sep in name:
         if not path.is_file():
             raise MissingFileError(f"{name}: no such settings file; shipped settings go by name: {listed}")
-        return _parse_yaml(path.read_bytes(), model, source=name)
+        return _parse(path, model, source=name)
     if name not in names:
         close = get_close_matches(name, names, n=3)
         hint = f"the nearest are {', '.join(close)}" if close else f"there are {listed}"
         raise SettingsError(f"no settings named `{name}`; {hint}. A file of your own is named with its .yaml ending")
-    content = (files(CONFIG_PACKAGE) / names[name]).read_bytes()
-    return _parse_yaml(content, model, source=f"settings `{name}`")
+    return _parse(files(CONFIG_PACKAGE) / names[name], model, source=f"settings `{name}`")
 
 
 def shipped_files() -> list[str]:
@@ -82,25 +82,8 @@ def shipped_files() -> list[str]:
     return sorted(name for name in names if name.endswith(".yaml"))
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """PyYAML keeps the last of two equal keys without a word; here it is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.YAMLError(f"`{key.value}` stands twice (line {key.start_mark.line + 1})")
-            seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
-
-
-def _parse_yaml(content: bytes, model: type[Model], *, source: str) -> Model:
-    try:
-        values = yaml.load(content, Loader=_UniqueKeys)  # a SafeLoader: plain data only
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{source}: not readable as YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise SettingsError(f"{source}: expected `key: value` lines, found {type(values).__name__}")
+def _parse(file: Traversable, model: type[Model], *, source: str) -> Model:
+    values = read_yaml(file, name=source, fault=SettingsError, expected="`key: value` lines")
     return model.parse(values, source=source)
 
 
@@ -118,7 +101,7 @@ def _problem(model: type[BaseModel], detail: dict[str, Any]) -> str:
     if detail["type"] == "missing":
         return f"`{key}` is missing"
     message = detail["msg"].removeprefix("Value error, ")
-    seen = "" if detail["type"] == "value_error" else f", got {detail['input']!r}"
+    seen = "" if detail["type"] == "value_error" else f", got {shortened(detail['input'])}"
     return f"`{key}`: {message}{seen}" if key else f"{message}{seen}"
 
 

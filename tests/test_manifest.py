@@ -17,7 +17,8 @@ from pydantic import ValidationError
 
 from segcal.errors import ManifestError, MissingFileError, UsageError
 from segcal.manifest import Manifest
-from segcal.manifest_text import LIMIT_BYTES, LIMIT_DEPTH, key_path
+from segcal.manifest_text import key_path
+from segcal.yaml_file import LIMIT_BYTES, LIMIT_DEPTH
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "data_manifests").glob("*.yaml"))
 

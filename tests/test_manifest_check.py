@@ -11,16 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from numpy.typing import NDArray
 
 from segcal.checks.orientation import Orientation, fitting_orientations, orientation_dice
+from segcal.checks.turned import Turned, compare_orientations
 from segcal.errors import DataError
 from segcal.io.members import Member, read_member
 from segcal.io.nifti import write_nifti
 from segcal.manifest import Manifest
 from segcal.manifest_check import CheckReport, Finding, check_manifest
-from segcal.pooling import Pool
+from segcal.pooling import Pool, Pooled
 
 SHAPE = (6, 8, 10)
 CLASSES = ["background", "liver", "lesion"]
@@ -718,6 +720,50 @@ def test_dice_of_every_orientation_equals_the_one_of_the_turned_array() -> None:
         turned = np.flip(turned, [axis for axis in range(3) if orientation.flipped[axis]]) & valid
         expected = 2 * (turned & true).sum() / (turned.sum() + (true & valid).sum())
         assert value == pytest.approx(expected, abs=1e-12)
+
+
+class OnGpu(torch.Tensor):
+    """A tensor of this machine that refuses what tensors of another device refuse."""
+
+    def numpy(self, *, force: bool = False) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    def cpu(self, *_: Any, **__: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+    def to(self, *where: Any, **how: Any) -> torch.Tensor:
+        moved = super().to(*where, **how)
+        return moved.as_subclass(torch.Tensor) if "cpu" in where else moved
+
+
+@pytest.mark.parametrize("kind", ["data", "regions"])
+def test_orientations_are_compared_wherever_members_are_pooled(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("segcal.device.LOOP_DEVICES", frozenset())  # compiled loops are for the host alone
+    manifest = request.getfixturevalue(kind).manifest()
+    flipped = torch.from_numpy(logits_of(truth()[:, ::-1], seed=0)).float()
+    logits = flipped if kind == "data" else torch.stack([flipped[1:].amax(0) - flipped[0], flipped[2] - flipped[1]])
+
+    def turned(logits: torch.Tensor) -> Turned | None:
+        return compare_orientations(manifest, Pooled(logits, None, 0), truth(), case="case_0", file="label")
+
+    found = turned(logits)
+    assert found is not None
+    assert found.best == Orientation(flipped=(False, True, False))
+    assert turned(logits.as_subclass(OnGpu)) == found
+
+
+def test_values_no_class_has_do_not_become_one_where_they_are_compared(data: Dataset) -> None:
+    logits = torch.from_numpy(logits_of(truth(), seed=0)).float()
+    labels = truth().astype(np.int32)[:, ::-1] + 2**16  # in 16 bits, the flipped truth
+    as_they_lie = truth() > 0
+    labels[as_they_lie] = truth()[as_they_lie]
+
+    found = compare_orientations(data.manifest(), Pooled(logits, None, 0), labels, case="case_0", file="label")
+
+    assert found is not None
+    assert found.best.is_identity
 
 
 def test_large_structures_are_sampled_close_to_the_truth() -> None:

@@ -118,10 +118,17 @@ def test_a_missing_file_is_named() -> None:
         ("method: dc\nspace: {mu: {low: 1, high: 0.1}}\n", "`space.mu`: low (1) is above high (0.1)"),
         ("method: dc\nspace: {mu: {low: 0, high: 0.1}}\n", "`space.mu.low`"),
         ("method: dc\nspace: {patience: {choices: []}}\n", "`space.patience.choices`"),
-        ("method: dc\nmethod: ts\n", "`method` stands twice (line 2)"),
-        ("- method\n", "found list"),
-        ("", "found NoneType"),
-        ("method: [dc\n", "not readable as YAML"),
+        ("method: dc\nmethod: ts\n", "line 2: the key `method` is written twice"),
+        ("- method\n", "the file is a list, expected `key: value` lines"),
+        ("", "the file is empty"),
+        ("method: [dc\n", "not valid YAML: line 2"),
+        ("method: 2024-99-99\n", "not valid YAML: month must be"),
+        ("method: !!timestamp yesterday\n", "not valid YAML"),
+        ("method: !!bool perhaps\n", "not valid YAML"),
+        ("method: !!int ''\n", "not valid YAML"),
+        ("method: " + "[" * 3000 + "]" * 3000, "nested deeper than 16 levels"),
+        ("a: &a [1]\nmethod: *a\n", "line 2: the alias `*a` is not allowed"),
+        ("method: 0x" + "f" * 5000 + "\n", "got a number too long to show"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_with_its_name(tmp_path: Path, text: str, said: str) -> None:
@@ -139,8 +146,17 @@ def test_bytes_that_are_no_text_are_an_error_of_the_file(tmp_path: Path) -> None
     file = tmp_path / "own.yaml"
     file.write_bytes(b"method: \xff\xfe dc\n")
 
-    with pytest.raises(SettingsError, match=r"own\.yaml: not readable as YAML"):
+    with pytest.raises(SettingsError, match=r"own\.yaml: not UTF-8 text"):
         load_settings(file)
+
+
+def test_a_long_value_is_shortened_in_the_message(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(f"method: [{'x, ' * 10_000}]\n", encoding="utf-8")
+
+    with pytest.raises(SettingsError, match=r"`method`: .*\['x', 'x'.*\.\.\.$") as caught:
+        load_settings(file)
+    assert len(str(caught.value)) < 300
 
 
 def test_every_fault_of_a_file_is_listed() -> None:

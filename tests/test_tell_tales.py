@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import SimpleITK
 import torch
 from numpy.typing import NDArray
 
@@ -109,6 +110,26 @@ def test_the_hash_of_the_data_follows_their_content_and_not_their_place(tmp_path
     assert data_hash(moved) != before
     members(manifest, lambda values: values * 1.01)
     assert data_hash(manifest) != before
+
+
+@pytest.mark.parametrize("name", ["label.mhd", "label.nhdr"])
+def test_the_hash_of_the_data_follows_voxels_that_lie_in_a_file_of_their_own(tmp_path: Path, name: str) -> None:
+    manifest = write_ensemble(tmp_path, n_cases=1, split={"calibration": [0]})
+    content = manifest.model_dump(mode="json", exclude_none=True)
+    content["cases"][0]["label"] = name
+    manifest = Manifest.from_content(content, manifest.path)
+
+    def hash_with(labels: NDArray[Any]) -> str:
+        image = SimpleITK.GetImageFromArray(labels.astype(np.uint8))
+        SimpleITK.WriteImage(image, str(tmp_path / name))
+        return data_hash(manifest)
+
+    labels = np.zeros((6, 16, 18))
+    before = hash_with(labels)
+    labels[3, 8, 8] = 1
+    assert hash_with(labels) != before
+    labels[3, 8, 8] = 0
+    assert hash_with(labels) == before
 
 
 def test_kept_trials_of_data_that_changed_are_not_used(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from segcal.manifest_models import CaseId
 from segcal.types import AppliedPooling, Kind
 
 RECORD_NAME = "run.json"
+SUBFOLDERS = ("probabilities", "confidence", "entropy", "segmentation")
+"""Where a run may write below its folder (`segcal.applying.files`)."""
 
 
 class _Entry(BaseModel):
@@ -142,7 +144,7 @@ def open_record(out: Path, fresh: RunRecord, *, resume: bool, inputs: set[Path],
     for target in targets:
         _refuse_taken(out, target, inputs, ours=before is not None)
     if before is not None:
-        remove_unfinished(out)
+        remove_unfinished(out, SUBFOLDERS)
         fresh = fresh.model_copy(update={"cases": dict(before.cases)})
     fresh.save(out)
     return fresh

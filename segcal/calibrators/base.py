@@ -202,11 +202,13 @@ def check_floating(values: Tensor, calibrator: Calibrator) -> None:
 
 
 def expect_tensor(tensors: Mapping[str, Tensor], name: str, shape: tuple[int | None, ...], method: str) -> Tensor:
-    """One finite float64 parameter of the given shape (None: any length), or a ParameterError."""
+    """One finite float64 parameter of the given shape (None: any length but 0), or a ParameterError."""
     if name not in tensors:
         raise ParameterError(f"{method}: parameter `{name}` is missing; found {sorted(tensors) or 'none'}")
+    if tensors[name].is_complex():
+        raise ParameterError(f"{method}: parameter `{name}` holds complex numbers, expected real ones")
     value = tensors[name].to(torch.float64)
-    wanted = [have if want is None else want for want, have in zip(shape, value.shape, strict=False)]
+    wanted = [max(have, 1) if want is None else want for want, have in zip(shape, value.shape, strict=False)]
     if value.ndim != len(shape) or wanted != list(value.shape):
         raise ParameterError(f"{method}: parameter `{name}` has shape {tuple(value.shape)}, expected {shape}")
     if not bool(torch.isfinite(value).all()):

@@ -12,7 +12,7 @@ import torch
 
 from segcal.checks.findings import Finding, Severity, one_per_case
 from segcal.checks.geometry import image_label_findings, member_findings, partner_findings
-from segcal.checks.labels import label_counts, label_findings
+from segcal.checks.labels import label_findings
 from segcal.checks.orientation import Orientation, fitting_orientations
 from segcal.checks.turned import compare_orientations
 from segcal.checks.value_counts import count_values
@@ -20,6 +20,7 @@ from segcal.checks.values import value_findings
 from segcal.errors import MissingFileError, SegcalError, WrongKindError
 from segcal.io.images import LabelMap, read_grid, read_image, read_labels
 from segcal.io.members import Member, member_fingerprint, read_member
+from segcal.label_values import label_counts
 from segcal.manifest import Manifest, ManifestCase
 from segcal.pooling import Pool, Pooled
 from segcal.types import Grid

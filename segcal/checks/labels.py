@@ -3,37 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from segcal.checks.findings import Finding
-from segcal.chunks import MOST_VOXELS, chunk_slices
+from segcal.label_values import known_values
 from segcal.manifest import Manifest
 
 _SHOWN_VALUES = 8
-
-
-def label_counts(values: NDArray[Any]) -> dict[int, int]:
-    """How many voxels hold each value."""
-    flat = values.ravel()
-    if flat.size and flat.min() >= 0 and flat.max() < 2**16:
-        # By pieces: `bincount` makes int64 of what it is given, eight times the size of a label map.
-        n_values = int(flat.max()) + 1
-        counts = np.zeros(n_values, dtype=np.int64)
-        for piece in chunk_slices(flat.size, MOST_VOXELS):
-            counts += np.bincount(flat[piece], minlength=n_values)
-        return {int(value): int(counts[value]) for value in np.flatnonzero(counts)}
-    found, n_found = np.unique(flat, return_counts=True)
-    return {int(value): int(count) for value, count in zip(found, n_found, strict=True)}
-
-
-def known_values(manifest: Manifest) -> set[int]:
-    """Label values that have a meaning, without the ignore label."""
-    if manifest.regions is None:
-        return set(range(manifest.n_classes))
-    return {0}.union(*(region.labels for region in manifest.regions))
 
 
 def label_findings(manifest: Manifest, counts: dict[int, int], *, case: str, file: str) -> list[Finding]:

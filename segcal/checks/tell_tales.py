@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from segcal.cases import CaseData
-from segcal.checks.orientation import Mask, Orientation, fitting_orientations, orientation_dice
-from segcal.checks.turned import CLEAR_GAIN
+from segcal.checks.orientation import best_turn
 from segcal.checks.values import FILL_SHARE
 from segcal.types import IGNORED
 
@@ -77,16 +76,13 @@ class TellTales:
 
 def _better_orientation(case: CaseData) -> str | None:
     """In words, the turn that raises the mean foreground Dice clearly; None if the case lies well or has no label."""
-    if (case.labels is None and case.region_labels is None) or _mean_dice(case) >= _GOOD_DICE:
+    truth = case.labels if case.region_labels is None else case.region_labels
+    if truth is None or _mean_dice(case) >= _GOOD_DICE:
         return None
-    _, z, y, x = case.logits.shape
-    orientations = fitting_orientations((z, y, x), (z, y, x))
-    valid = None if case.valid is None else case.valid.cpu().numpy()
-    dice = orientation_dice(_foreground(case), valid, orientations)
-    now, best = float(dice[orientations.index(Orientation())]), int(dice.argmax())
-    if dice[best] - now < CLEAR_GAIN:
+    turned = best_turn(case.decision, truth, case.valid, n_classes=case.logits.shape[0])
+    if turned is None or not turned.is_clear:
         return None
-    return f"Dice {dice[best]:.3f} instead of {now:.3f} with {orientations[best].words()}"
+    return f"Dice {turned.dice:.3f} instead of {turned.as_stored:.3f} with {turned.orientation.words()}"
 
 
 def _mean_dice(case: CaseData) -> float:
@@ -110,16 +106,3 @@ def _overlaps(case: CaseData) -> Iterator[tuple[int, int]]:
     table = torch.bincount(seen, minlength=n_classes * (n_classes + 1)).reshape(n_classes, n_classes + 1).tolist()
     for k in range(1, n_classes):
         yield table[k][k], sum(table[k]) + sum(row[k] for row in table)
-
-
-def _foreground(case: CaseData) -> Iterator[tuple[Mask, Mask]]:
-    """Predicted and true mask of each channel but the background."""
-    if case.region_labels is not None:
-        for decided, belongs in zip(case.decision, case.region_labels, strict=True):
-            yield decided.cpu().numpy(), belongs.cpu().numpy()
-        return
-    assert case.labels is not None
-    # Every class is looked for in both; numpy compares short integers six times as fast as torch does.
-    decision, labels = (values.to("cpu", torch.int16).numpy() for values in (case.decision, case.labels))
-    for k in range(1, case.logits.shape[0]):
-        yield decision == k, labels == k

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from segcal.checks.findings import Finding, Severity
-from segcal.checks.orientation import Mask, Orientation, fitting_orientations, orientation_dice
+from segcal.checks.orientation import Orientation, best_turn
+from segcal.label_values import region_masks
 from segcal.manifest import Manifest
-from segcal.pooling import Pooled
+from segcal.pooling import Pooled, pooled_decision
 
-CLEAR_GAIN = 0.1
-"""Gain in mean foreground Dice from which a turned prediction is reported."""
 CERTAIN_GAIN, CERTAIN_DICE = 0.3, 0.5
 """A gain this large that ends in a Dice this good is no chance: the finding is fatal."""
 
@@ -41,25 +41,21 @@ def compare_orientations(
     Returns:
         None when no order of axes gives the prediction the shape of the labels.
     """
-    _, z, y, x = pooled.logits.shape
-    orientations = fitting_orientations((z, y, x), (labels.shape[0], labels.shape[1], labels.shape[2]))
-    if not orientations:
-        return None
-    valid = None if manifest.ignore_label is None else labels != manifest.ignore_label
-    dice = orientation_dice(_foreground(manifest, pooled, labels), valid, orientations)
-    best = int(dice.argmax())
-    as_stored = Orientation()
-    now = float(dice[orientations.index(as_stored)]) if as_stored in orientations else 0.0
-    gain = float(dice[best]) - now
-    if gain < CLEAR_GAIN:
-        return Turned(as_stored)
-    severity: Severity = "fatal" if gain >= CERTAIN_GAIN and dice[best] >= CERTAIN_DICE else "warning"
-    before = f"{now:.3f}" if as_stored in orientations else "no fit"
+    values = torch.from_numpy(labels.astype(np.int64)).to(pooled.logits.device)
+    valid = None if manifest.ignore_label is None else values != manifest.ignore_label
+    # Values no class has, which only a check meets, must not become one when they are narrowed.
+    truth = region_masks(manifest, values) if manifest.has_regions else values.clamp(-1, manifest.n_classes)
+    decision = pooled_decision(pooled.logits, regions=manifest.has_regions)
+    best = best_turn(decision, truth, valid, n_classes=manifest.n_classes)
+    if best is None or not best.is_clear:
+        return None if best is None else Turned(Orientation())
+    severity: Severity = "fatal" if best.gain >= CERTAIN_GAIN and best.dice >= CERTAIN_DICE else "warning"
+    before = "no fit" if best.as_stored is None else f"{best.as_stored:.3f}"
     text = (
-        f"with {orientations[best].words()} the prediction would reach a mean foreground Dice of {dice[best]:.3f} "
-        f"(as stored: {before}). {_way_out(manifest, orientations[best])}"
+        f"with {best.orientation.words()} the prediction would reach a mean foreground Dice of {best.dice:.3f} "
+        f"(as stored: {before}). {_way_out(manifest, best.orientation)}"
     )
-    return Turned(orientations[best], Finding("orientation", severity, case, file, text))
+    return Turned(best.orientation, Finding("orientation", severity, case, file, text))
 
 
 def shared_orientation(manifest: Manifest, compared: Sequence[Orientation]) -> list[Finding]:
@@ -84,14 +80,3 @@ def _way_out(manifest: Manifest, orientation: Orientation) -> str:
         "Turn the member arrays to the order of the label file; nnU-Net's readers that end in WithReorient save arrays "
         "in RAS order, not in the file's."
     )
-
-
-def _foreground(manifest: Manifest, pooled: Pooled, labels: NDArray[Any]) -> Iterator[tuple[Mask, Mask]]:
-    """Predicted and true mask of each channel but the background, one at a time."""
-    if manifest.regions is not None:
-        for channel, region in enumerate(manifest.regions):
-            yield (pooled.logits[channel] > 0).numpy(), np.isin(labels, region.labels)
-        return
-    decision = pooled.logits.argmax(dim=0).numpy()
-    for k in range(1, manifest.n_classes):
-        yield decision == k, labels == k

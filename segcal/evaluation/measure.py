@@ -19,6 +19,7 @@ from segcal.evaluation.pictures import BySlice, CasePicture, case_picture
 from segcal.evaluation.pipelines import Pipeline
 from segcal.freed_memory import give_back
 from segcal.io.members import Member
+from segcal.label_values import region_masks
 from segcal.manifest import Manifest, ManifestCase
 from segcal.metrics import (
     CaseFrame,
@@ -153,7 +154,7 @@ def case_frame(
     if not count_outside and data.inside is not None:
         ignored = ~data.inside if ignored is None else ignored | ~data.inside
     if data.region_labels is not None:
-        in_use = None if deployed is None else _regions_of(manifest, deployed)
+        in_use = None if deployed is None else region_masks(manifest, deployed)
         return RegionFrame.build(
             data.case_id,
             data.region_labels,
@@ -217,12 +218,6 @@ def _measure(frame: CaseFrame | RegionFrame, probs: Tensor, settings: MetricSett
     metrics = make_metrics(settings)
     metrics.update(frame, probs)
     return metrics.take(frame.case_id)
-
-
-def _regions_of(manifest: Manifest, label_map: Tensor) -> Tensor:
-    assert manifest.regions is not None
-    wanted = [torch.tensor(region.labels, device=label_map.device) for region in manifest.regions]
-    return torch.stack([torch.isin(label_map, labels) for labels in wanted])
 
 
 def _energy(data: CaseData) -> dict[str, float]:

@@ -27,6 +27,7 @@ from segcal.evaluation.pipelines import Pipeline, baselines, calibrated_pipeline
 from segcal.evaluation.plan import FitTask, plan_fits, study_splits
 from segcal.evaluation.records import Records, join
 from segcal.evaluation.run import (
+    PICTURES,
     calibrator_hashes,
     check_results_folder,
     pictured_pipeline,
@@ -270,7 +271,7 @@ def _load_repeat(folder: Path) -> _Repeat:
         for c in context
     )
     pictures = {}
-    for path in sorted((folder / "pictures").glob("*.npz")):
+    for path in sorted((folder / PICTURES).glob("*.npz")):
         arrays = {name: read_npz_array(path, name) for name in read_npz_header(path)}
         pictures[path.stem] = CasePicture.from_arrays(arrays)
     return _Repeat(Records.load(folder), cases, pictures)
@@ -288,7 +289,7 @@ def _open_folder(out: Path, identity: Mapping[str, Any], *, resume: bool) -> Non
                 f"{out} holds a study of other data, settings or version ({STUDY_FILE}), or its files have changed "
                 "since; choose another --out"
             )
-        remove_unfinished(out)
+        remove_unfinished(out, (FITS, REPEATS, SHIFTED, PICTURES))
         return
     check_results_folder(out)
     if identity["shifted"] is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from itertools import chain
 from pathlib import Path
 
 from segcal.errors import Interrupted, OutputError, SegcalError
@@ -98,10 +99,18 @@ def write_text_atomic(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Delete what a killed process left half-written below `folder`; nothing else has such names."""
-    for leftover in folder.rglob(f"{TEMPORARY_PREFIX}*"):
-        leftover.unlink(missing_ok=True)
+def remove_unfinished(folder: Path, own: Iterable[str] = ()) -> None:
+    """Delete what killed processes left half-written in the folder of a run.
+
+    Args:
+        folder: no other run writes directly into it.
+        own: its subfolders that belong to the run from top to bottom. All others are left alone: another run may have
+            its folder there, and be writing.
+    """
+    unfinished = f"{TEMPORARY_PREFIX}*"
+    for leftover in [*folder.glob(unfinished), *chain(*((folder / name).rglob(unfinished) for name in own))]:
+        if leftover.is_file() and not leftover.is_symlink():
+            leftover.unlink(missing_ok=True)
 
 
 def _concerns(error: OSError, temporary: Path, path: Path) -> bool:

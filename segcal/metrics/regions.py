@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -18,14 +18,8 @@ from segcal.types import IGNORED
 
 def binary_settings(settings: MetricSettings, region: str) -> MetricSettings:
     """The settings of one region's binary problem: outside the region or inside it."""
-    return MetricSettings(
-        class_names=(f"not {region}", region),
-        ece_bins=settings.ece_bins,
-        ace_bins=settings.ace_bins,
-        extra_bins=settings.extra_bins,
-        band_edges=settings.band_edges,
-        band_weights=settings.band_weights,
-    )
+    # Of a yes/no problem the outside is never of interest, whatever counts as background elsewhere.
+    return replace(settings, class_names=(f"not {region}", region), include_background=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

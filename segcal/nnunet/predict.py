@@ -37,6 +37,9 @@ from segcal.nnunet.predict_steps import (
 from segcal.nnunet.workers import Task, WorkerDiedError, Workers, default_workers, first_done
 from segcal.types import AppliedPooling, Progress
 
+_SUBFOLDERS = ("probabilities",)
+"""Where a run writes below its folder."""
+
 
 @dataclass(frozen=True, slots=True)
 class PredictRun:
@@ -124,7 +127,7 @@ def predict_folder(
         ) from None
     finally:
         if ledger.worker_died:
-            remove_unfinished(out)
+            remove_unfinished(out, _SUBFOLDERS)
     done = tuple(case_id for case_id in cases if record.cases[case_id].status == "done")
     each = job.pooling == "members-probabilities"
     return PredictRun(
@@ -201,7 +204,7 @@ def _opened(
     if changed:
         note = f"the earlier run in {job.out} differs in {', '.join(changed)}, so all cases are predicted again"
         return record, dict(cases), [note]
-    remove_unfinished(job.out)
+    remove_unfinished(job.out, _SUBFOLDERS)
     entries = {case_id: before.cases[case_id] for case_id in cases if case_id in before.cases}
     record.cases |= {case_id: entry for case_id, entry in entries.items() if entry.stands_for(cases[case_id], job.out)}
     return record, {case_id: files for case_id, files in cases.items() if case_id not in record.cases}, []

@@ -33,7 +33,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 from segcal.errors import ClusterAwayError, ClusterError, Interrupted, SegcalError
 from segcal.extras import how_to_install
 from segcal.io.atomic import remove_unfinished
-from segcal.service.files import ServiceFiles
+from segcal.service.files import JOB_FOLDERS, ServiceFiles
 from segcal.service.lifeline import die_with_parent
 from segcal.service.requests import JobRequest, read_request
 from segcal.service.roots import Roots
@@ -127,7 +127,7 @@ def do_job(job: Mapping[str, Any], run: RunJob, make_context: MakeContext, chann
 
 def _attempt(job: Mapping[str, Any], run: RunJob, make_context: MakeContext, channel: Channel) -> Outcome:
     with make_context(job, channel) as context:
-        remove_unfinished(ServiceFiles(Path(job["data"])).job(job["job"]))
+        remove_unfinished(ServiceFiles(Path(job["data"])).job(job["job"]), JOB_FOLDERS)
         return run(job["job"], read_request(job["request"]), context)
 
 

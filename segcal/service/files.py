@@ -6,6 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+JOB_FOLDERS = ("in", "out", "qa", "view")
+"""Subfolders of a job's folder; all of it belongs to the one child that has the job."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceFiles:

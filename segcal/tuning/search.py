@@ -21,7 +21,7 @@ from segcal.case_map import CaseMap, in_process
 from segcal.errors import DataError
 from segcal.settings import Choices, LogRange, SearchSpace
 from segcal.tuning import Objective
-from segcal.tuning.journal import naming_the_file, open_journal
+from segcal.tuning.journal import open_journal
 
 SENSIBLE = {"lambda": 1e-3, "mu": 1e-3, "alpha": 1e-4, "learning_rate": 1e-2, "patience": 20}
 """The first trial: what one would try by hand."""
@@ -69,10 +69,8 @@ def tune(
     """
     # Its one warning on this path is about the lock of a killed process, which is expected and dealt with.
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    if storage is None:
-        return _search(InMemoryStorage(), objective, names, space, n_trials, seed, problem, on_trial, case_map)
-    with naming_the_file(storage):
-        return _search(open_journal(storage), objective, names, space, n_trials, seed, problem, on_trial, case_map)
+    kept = InMemoryStorage() if storage is None else open_journal(storage)
+    return _search(kept, objective, names, space, n_trials, seed, problem, on_trial, case_map)
 
 
 def _search(

@@ -148,6 +148,20 @@ def test_missing_misshapen_and_non_finite_parameters_are_refused(name: str) -> N
             cls.from_tensors({**tensors, key: torch.full_like(value, torch.nan)})
 
 
+@EVERY
+def test_empty_misranked_and_complex_parameters_are_refused(name: str) -> None:
+    cls = CALIBRATORS[name]
+    tensors = draw_calibrator(name, 3).tensors()
+    if tensors:
+        with pytest.raises(ParameterError, match=name):  # all of them, so that no two shapes disagree
+            cls.from_tensors({key: value[(slice(0),) * value.ndim] for key, value in tensors.items()})
+    for key, value in tensors.items():
+        empty_on_an_axis = [value.narrow(axis, 0, 0) for axis in range(value.ndim)]
+        for wrong in (value[None], value.flatten()[0], value.to(torch.complex128), *empty_on_an_axis):
+            with pytest.raises(ParameterError, match=f"{name}.*parameter"):
+                cls.from_tensors({**tensors, key: wrong})
+
+
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [

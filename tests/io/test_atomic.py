@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from segcal.errors import MissingFileError, OutputError
-from segcal.io.atomic import atomic_write, check_folder, write_text_atomic
+from segcal.io.atomic import atomic_write, check_folder, remove_unfinished, write_text_atomic
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -158,3 +158,28 @@ def test_a_folder_that_cannot_be_written_is_named_before_the_work(
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
     with pytest.raises(OutputError, match=r"new: .* is read-only or not yours"):
         check_folder(tmp_path / "new")
+
+
+def test_what_a_killed_process_left_is_removed_from_the_folders_of_the_run(tmp_path: Path) -> None:
+    for name in ("a.npz", "sub/b.npz", "sub/deep/c.npz"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"whole")
+        (tmp_path / name).with_name(f".segcal-0123456789ab-{Path(name).name}").write_bytes(b"half")
+    remove_unfinished(tmp_path, ["sub", "not made yet"])
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["a.npz", "b.npz", "c.npz"]
+    remove_unfinished(tmp_path / "gone")
+
+
+def test_another_run_in_a_subfolder_goes_on_writing(tmp_path: Path) -> None:
+    with atomic_write(tmp_path / "another" / "a.txt") as temporary:
+        remove_unfinished(tmp_path, ["maps"])
+        temporary.write_text("whole")
+    assert (tmp_path / "another" / "a.txt").read_text() == "whole"
+
+
+def test_only_files_are_removed(tmp_path: Path) -> None:
+    (tmp_path / ".segcal-cache").mkdir()
+    (tmp_path / "kept.txt").write_text("x")
+    (tmp_path / ".segcal-link").symlink_to(tmp_path / "kept.txt")
+    remove_unfinished(tmp_path)
+    assert names(tmp_path) == [".segcal-cache", ".segcal-link", "kept.txt"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from segcal.errors import GeometryError
 from segcal.metrics import MetricSettings, RegionFrame, make_region_metrics
 from segcal.metrics.ace import pooled_ace
+from segcal.metrics.regions import binary_settings
 from tests.metrics import reference
 
 NAMES = ("whole", "core")
@@ -102,3 +104,11 @@ def test_another_number_of_regions_is_refused() -> None:
     _, labels = draw()
     with pytest.raises(GeometryError, match="case"):
         RegionFrame.build("case", torch.from_numpy(labels[:1]), MetricSettings(class_names=NAMES))
+
+
+def test_a_region_is_measured_with_the_settings_of_the_model() -> None:
+    settings = MetricSettings(NAMES, True, 20, 10, (5,), (0.0, 2.0), "uniform")
+    binary = binary_settings(settings, "core")
+
+    assert (binary.class_names, binary.include_background) == (("not core", "core"), False)
+    assert replace(binary, class_names=NAMES, include_background=True) == settings

@@ -229,13 +229,36 @@ def test_half_a_line_of_a_killed_process_is_dropped(
     assert run(Search(), storage=storage) == uninterrupted[1]
 
 
-@pytest.mark.parametrize("content", ["hello\nworld\n", '{"a": 1}\n', "[1, 2]\n"])
+@pytest.mark.parametrize("n_bytes", [1, 20, -1])
+def test_a_process_killed_within_its_first_line_leaves_a_usable_file(
+    n_bytes: int, tmp_path: Path, uninterrupted: tuple[list[dict[str, float]], Tuned]
+) -> None:
+    run(Search(), storage=tmp_path / "whole.log", n_trials=1)
+    first_line = (tmp_path / "whole.log").read_bytes().splitlines(keepends=True)[0]
+    storage = tmp_path / "trials.log"
+    storage.write_bytes(first_line[:n_bytes])
+    assert run(Search(), storage=storage) == uninterrupted[1]
+    assert run(Search(), storage=storage) == uninterrupted[1]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["hello\nworld\n", "hello", "version: 1\nname: x", '{"a": 1}\n', "[1, 2]\n", '{"op_code":99}\n', '{"op_code":1}\n'],
+)
 def test_a_file_of_something_else_is_refused_and_left_alone(content: str, tmp_path: Path) -> None:
     storage = tmp_path / "manifest.yaml"
     storage.write_text(content)
     with pytest.raises(FileFormatError, match=r"manifest\.yaml: not a file of tuning trials"):
         run(Search(), storage=storage)
     assert storage.read_text() == content
+
+
+def test_an_error_of_a_trial_is_not_blamed_on_the_file_of_trials(tmp_path: Path) -> None:
+    def cut_off(values: Mapping[str, float], report: Report) -> float:
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+    with pytest.raises(ConnectionResetError, match="reset by peer"):
+        tune(cut_off, NAMES, SearchSpace(), n_trials=1, seed=0, problem="p", storage=tmp_path / "trials.log")
 
 
 def test_a_storage_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def look(
         keep=keep,
     )
     # What a machine of a cluster that was killed left half-written; its cases were looked at again elsewhere.
-    remove_unfinished(job.view)
+    remove_unfinished(job.path, [job.view.name])
     result = replace(result, failed=job.said_all(dict(result.failed)))
     result.save(fresh(job.qa))
     return result

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from segcal.errors import Interrupted, SegcalError
 from segcal.io.atomic import remove_unfinished
+from segcal.service.files import JOB_FOLDERS
 from segcal.service.requests import (
     ApplyRequest,
     CaseRequest,
@@ -40,7 +41,7 @@ def run_job(job_id: str, request: JobRequest, context: WorkContext) -> Outcome:
     """
     job = JobFolder.of(job_id, context.files)
     job.path.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(job.path)
+    remove_unfinished(job.path, JOB_FOLDERS)
     try:
         return _done(request, job, context)
     except KeyboardInterrupt:
