@@ -355,6 +355,18 @@ def test_a_flip_is_found_although_the_shape_fits(data: Dataset) -> None:
     assert "as stored: 0." in finding.message
 
 
+@pytest.mark.parametrize("with_label", [True, False])
+def test_one_turned_member_is_found_although_the_mean_of_five_fits(tmp_path: Path, with_label: bool) -> None:
+    data = Dataset(tmp_path, n_cases=1, n_members=5)
+    if not with_label:
+        del data.content["cases"][0]["label"]
+    data.member("case_0", 3, logits_of(truth(), seed=3)[:, :, ::-1])
+    finding = next(f for f in data.check().findings if f.severity == "fatal")
+    assert finding.code == "member_orientation"
+    assert finding.file == "member_3/case_0.npz"
+    assert "lies otherwise than member_0/case_0.npz: with y flipped the two would agree" in finding.message
+
+
 def test_a_flip_in_most_cases_is_told_once_for_the_whole_manifest(tmp_path: Path) -> None:
     data = Dataset(tmp_path, n_cases=3)
     for case in data.ids[:2]:

@@ -9,12 +9,13 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from segcal.checks.findings import Finding, Severity, one_per_case
 from segcal.checks.geometry import image_label_findings, member_findings, partner_findings
 from segcal.checks.labels import label_findings
 from segcal.checks.orientation import Orientation, fitting_orientations
-from segcal.checks.turned import compare_orientations
+from segcal.checks.turned import compare_members, compare_orientations
 from segcal.checks.value_counts import count_values
 from segcal.checks.values import value_findings
 from segcal.errors import MissingFileError, SegcalError, WrongKindError
@@ -22,7 +23,7 @@ from segcal.io.images import LabelMap, read_grid, read_image, read_labels
 from segcal.io.members import Member, member_fingerprint, read_member
 from segcal.label_values import label_counts
 from segcal.manifest import Manifest, ManifestCase
-from segcal.pooling import Pool, Pooled
+from segcal.pooling import Pool, Pooled, pooled_decision
 from segcal.types import Grid
 
 _Read = TypeVar("_Read")
@@ -47,6 +48,7 @@ class CaseCheck:
     orientation: Orientation | None = None
     n_files: int = 0
     _first: Member | None = None
+    _decided: tuple[str, Tensor] | None = None
 
     def run(self) -> CaseCheck:
         """Open everything the case names."""
@@ -83,6 +85,7 @@ class CaseCheck:
             # Padding in a file of logits is a fatal finding, and still a prediction whose orientation can be told.
             sound = not any(f.severity == "fatal" and f.code != "cropping_fill" for f in own)
             pool = self._pooled(pool, member, file) if sound else None
+            own += [] if pool is None else self._turned_member(member, file)
             self._first = self._first or _without_values(member)
             found += own
             del member
@@ -99,6 +102,21 @@ class CaseCheck:
             text = str(error).removeprefix(f"{member.path}: ")
             self.findings.append(Finding("unpoolable", "fatal", self.case.id, file, text))
             return None
+
+    def _turned_member(self, member: Member, file: str) -> list[Finding]:
+        """How the member lies beside the first one that could be pooled."""
+        values = torch.from_numpy(member.values).float()
+        if self.manifest.has_regions:
+            decision = values > (0.0 if member.kind == "logits" else 0.5)
+        else:
+            dtype = torch.uint8 if self.manifest.n_classes <= 256 else torch.int64
+            decision = pooled_decision(values, regions=False, dtype=dtype)
+        if self._decided is None:
+            self._decided = file, decision
+        first_file, first = self._decided
+        if file == first_file:
+            return []
+        return compare_members(self.manifest, decision, first, case=self.case.id, file=file, first_file=first_file)
 
     def _member_findings(self, member: Member, file: str) -> list[Finding]:
         place = {"case": self.case.id, "file": file}

@@ -95,9 +95,16 @@ def best_turn(decision: Tensor, truth: Tensor, valid: Tensor | None, *, n_classe
     if not orientations:
         return None
     counted = None if valid is None else valid.cpu().numpy()
-    dice = orientation_dice(_foreground(decision, truth, n_classes), counted, orientations)
-    best, as_stored = int(dice.argmax()), Orientation()
-    now = float(dice[orientations.index(as_stored)]) if as_stored in orientations else None
+
+    def dice_of(some: list[Orientation]) -> NDArray[np.float64]:
+        return orientation_dice(_foreground(decision, truth, n_classes), counted, some)
+
+    as_stored = Orientation()
+    now = float(dice_of([as_stored])[0]) if as_stored in orientations else None
+    if now is not None and now > 1 - CLEAR_GAIN:
+        return BestTurn(as_stored, now, now)  # no turn could be clearly better
+    dice = dice_of(orientations)
+    best = int(dice.argmax())
     return BestTurn(orientations[best], float(dice[best]), now)
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from segcal.checks.findings import Finding, Severity
-from segcal.checks.orientation import Orientation, best_turn
+from segcal.checks.orientation import BestTurn, Orientation, best_turn
 from segcal.label_values import region_masks
 from segcal.manifest import Manifest
 from segcal.pooling import Pooled, pooled_decision
@@ -49,13 +50,35 @@ def compare_orientations(
     best = best_turn(decision, truth, valid, n_classes=manifest.n_classes)
     if best is None or not best.is_clear:
         return None if best is None else Turned(Orientation())
-    severity: Severity = "fatal" if best.gain >= CERTAIN_GAIN and best.dice >= CERTAIN_DICE else "warning"
     before = "no fit" if best.as_stored is None else f"{best.as_stored:.3f}"
     text = (
         f"with {best.orientation.words()} the prediction would reach a mean foreground Dice of {best.dice:.3f} "
         f"(as stored: {before}). {_way_out(manifest, best.orientation)}"
     )
-    return Turned(best.orientation, Finding("orientation", severity, case, file, text))
+    return Turned(best.orientation, Finding("orientation", _severity(best), case, file, text))
+
+
+def compare_members(
+    manifest: Manifest, decision: Tensor, first: Tensor, *, case: str, file: str, first_file: str
+) -> list[Finding]:
+    """Report a member that agrees with the first one clearly better when it is turned: their mean would hide it.
+
+    Args:
+        decision: (z, y, x) class index of the member, region models (R, z, y, x) bool.
+        first: The same of the first member.
+    """
+    best = best_turn(decision, first, None, n_classes=manifest.n_classes)
+    if best is None or not best.is_clear:
+        return []
+    text = (
+        f"lies otherwise than {first_file}: with {best.orientation.words()} the two would agree with a mean foreground "
+        f"Dice of {best.dice:.3f} instead of {best.as_stored or 0:.3f}. Write all members in one orientation."
+    )
+    return [Finding("member_orientation", _severity(best), case, file, text)]
+
+
+def _severity(best: BestTurn) -> Severity:
+    return "fatal" if best.gain >= CERTAIN_GAIN and best.dice >= CERTAIN_DICE else "warning"
 
 
 def shared_orientation(manifest: Manifest, compared: Sequence[Orientation]) -> list[Finding]:
