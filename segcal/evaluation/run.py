@@ -239,8 +239,11 @@ def save_summary(summary: Mapping[str, Any], folder: Path) -> None:
 
 
 def save_pictures(pictures: Mapping[str, CasePicture], folder: Path) -> None:
-    """Write the slices the report shows."""
+    """Write the slices the report shows; those of results that were here before go."""
     (folder / PICTURES).mkdir(parents=True, exist_ok=True)
+    for path in (folder / PICTURES).glob("*.npz"):
+        if path.stem not in pictures:
+            path.unlink()
     for case_id, picture in pictures.items():
         with atomic_write(folder / PICTURES / f"{case_id}.npz") as temporary:
             write_npz(temporary, picture.arrays())

@@ -116,6 +116,13 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_a_way_out(result, tmp_pat
         result.save(tmp_path / "file" / "results")
 
 
+def test_pictures_of_earlier_results_do_not_stay(result, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "gone.npz").write_bytes(b"of a case that is measured no more")
+    result.save(tmp_path)
+    assert sorted(path.stem for path in (tmp_path / "pictures").iterdir()) == sorted(result.pictures)
+
+
 def test_files_read_back_exactly_and_tables_mark_the_best(result, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     result.save(tmp_path)
     loaded = Records.load(tmp_path)
