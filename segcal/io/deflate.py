@@ -1,6 +1,6 @@
 """Deflate by isal at a level made for speed, with the same bytes for the same data.
 
-Levels 1 and 2 of ISA-L 2.31 mistake the address of their own state for the first bytes of the data when a stream begins
+Levels 1 and 2 of ISA-L 2.32 mistake the address of their own state for the first bytes of the data when a stream begins
 (docs/adr/0012), so that a few of a hundred streams come out packed a little differently. The first bytes therefore make
 a block of their own, which another routine packs; what follows does not begin a stream any more.
 """
