@@ -105,7 +105,7 @@ class CaseCheck:
 
     def _turned_member(self, member: Member, file: str) -> list[Finding]:
         """How the member lies beside the first one that could be pooled."""
-        values = torch.from_numpy(member.values).float()
+        values = torch.from_numpy(member.values).to(self.device, torch.float32)
         if self.manifest.has_regions:
             decision = values > (0.0 if member.kind == "logits" else 0.5)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from segcal.applying.files import possible_files
+from segcal.applying.possible_files import possible_files
 from segcal.applying.record import SUBFOLDERS
 
 
