@@ -110,6 +110,11 @@ def sleep_long(item: int) -> int:
     return item
 
 
+def unreadable() -> None:
+    """As Dask says it of a scheduler that lacks what a task is made of."""
+    raise RuntimeError("Error during deserialization of the task graph. This frequently\noccurs if environments differ")
+
+
 def raising(error: Exception) -> None:
     raise error
 

@@ -29,7 +29,7 @@ from segcal.scale import DaskCases, cluster, dask_cases, open_cluster, remote
 from tests.apply_data import temperature
 from tests.fit_data import write_ensemble
 from tests.scale.dask_processes import dask_process
-from tests.scale.faulty import Held, Meet, Slow, raising, sleep_long, wait_for, with_fault
+from tests.scale.faulty import Held, Meet, Slow, raising, sleep_long, unreadable, wait_for, with_fault
 from tests.scale.test_same_bytes import files_below
 
 CPU = torch.device("cpu")
@@ -152,6 +152,14 @@ def test_a_worker_with_other_versions_is_refused_and_both_are_named(
         evaluate(manifest, device=CPU, keep_going=True, case_map=workers)
     with pytest.raises(ClusterError, match="this process torch 1"):
         cluster._check_versions(workers.client, other)
+
+
+def test_a_scheduler_of_another_environment_is_an_error_before_the_run(
+    workers: DaskCases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "versions", unreadable)
+    with pytest.raises(ClusterError, match=r"the scheduler cannot read what segcal sends .* from the same environment"):
+        cluster._check_versions(workers.client, remote.versions())
 
 
 def test_a_worker_that_does_not_answer_is_not_waited_for_at_the_start(
