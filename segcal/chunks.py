@@ -2,9 +2,7 @@
 
 Work on voxels makes a handful of temporary arrays (class, voxel) at a time. A fixed number of voxels would make them
 small for two classes and huge for a hundred. The budget is what one such array may take; few megabytes keep the
-temporaries in the cache of a processor, a graphics card likes more. No result depends on it, but for the last bits of
-matrix products that the linear algebra library rounds by how many voxels they have: of class-conditional maps with more
-than 16 classes, which gather the voxels of a class, and without AVX-512 of matrices of more than 64 classes.
+temporaries in the cache of a processor, a graphics card likes more. No result on the CPU depends on it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from scipy import sparse
 from torch import Tensor
 
 from segcal.calibrators.base import Calibrator
-from segcal.calibrators.few_ranks import MOST_BY_COMPARISON
 from segcal.device import takes_loop
 from segcal.errors import ParameterError
 
@@ -31,6 +30,8 @@ RIDGE = 1e-6
 
 Vector: TypeAlias = NDArray[np.float64]
 Matrix: TypeAlias = "sparse.csr_array[np.float64, tuple[int, int]]"
+Sees: TypeAlias = Literal["values", "behind_largest", "canonical", "margins", "gaps"]
+"""In the words of `segcal.compiled.affine_maps`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,8 +104,8 @@ class AffineCalibrator(Calibrator):
     """A calibrator described by an `AffineDesign`; subclasses say which features and which matrices."""
 
     class_conditional: ClassVar[bool] = False
-    expert_sees: ClassVar[Literal["values", "margins", "gaps"]] = "values"
-    """What `view` shows an expert, in the words of `segcal.compiled.expert_scores`."""
+    sees: ClassVar[Sees] = "values"
+    """What `view` shows a map."""
     penalised: ClassVar[bool] = True
     """Whether lambda and mu mean anything for this method."""
 
@@ -138,17 +139,19 @@ class AffineCalibrator(Calibrator):
         return cls.from_theta(np.tile(design.start, (design.n_experts, 1)), n_classes)
 
     def voxel_log_probs(self, logits: Tensor, decision: Tensor) -> Tensor:
-        return torch.log_softmax(self.voxel_scores(logits, decision), 0)
+        if takes_loop(logits):
+            return self._by_loop(logits, decision, logarithm=True)
+        return torch.log_softmax(self._scores(logits, decision), 0)
 
     def voxel_probs(self, logits: Tensor, decision: Tensor) -> Tensor:
-        return torch.softmax(self.voxel_scores(logits, decision), 0)
+        if takes_loop(logits):
+            return self._by_loop(logits, decision, logarithm=False)
+        return torch.softmax(self._scores(logits, decision), 0)
 
-    def voxel_scores(self, logits: Tensor, decision: Tensor) -> Tensor:
+    def _scores(self, logits: Tensor, decision: Tensor) -> Tensor:
         """(C, n) values before the softmax."""
         if not self.class_conditional:
             return self._expert_scores(logits, None)
-        if takes_loop(logits) and logits.shape[0] <= MOST_BY_COMPARISON:
-            return self._all_experts_scores(logits, decision)
         counts = torch.bincount(decision, minlength=logits.shape[0])
         main = int(counts.argmax())
         # Most voxels of a volume are of one class: its map runs over all of them, the others' over their own only.
@@ -159,28 +162,6 @@ class AffineCalibrator(Calibrator):
                 scores.index_copy_(1, own, self._expert_scores(logits.index_select(1, own), expert))
         return scores
 
-    def _all_experts_scores(self, logits: Tensor, decision: Tensor) -> Tensor:
-        """The same by one compiled loop over the voxels, each by the expert of its own class."""
-        from segcal.compiled import expert_scores as loop  # brings numba, which only those who need it wait for
-        from segcal.compiled.flat_rows import flat_rows
-
-        sees = {"values": loop.VALUES, "margins": loop.MARGINS, "gaps": loop.GAPS}[self.expert_sees]
-        values = self.view(logits, None).features if self.expert_sees == "values" else logits
-        n_classes, n_voxels = values.shape
-        design = self.design(n_classes)
-        # (expert, column, feature and constant)
-        matrices = np.stack([design.matrix(theta).T for theta in self.theta()]).astype(np.float32)
-        weights, biases = np.ascontiguousarray(matrices[..., :-1]), np.ascontiguousarray(matrices[..., -1])
-        scores = torch.empty((n_classes, n_voxels), dtype=torch.float32, device="cpu")
-        if n_voxels and not 0 <= int(decision.min()) <= int(decision.max()) < n_classes:
-            raise ParameterError(
-                f"{self.name}: decisions reach from {int(decision.min())} to {int(decision.max())}, expected 0 to "
-                f"{n_classes - 1}; voxels that do not count have to be left out"
-            )
-        chosen = decision.to(torch.uint8).contiguous().numpy()
-        loop.expert_scores(*flat_rows(values), chosen, weights, biases, sees, scores.numpy())
-        return scores
-
     def _expert_scores(self, logits: Tensor, expert: int | None) -> Tensor:
         view = self.view(logits, expert)
         matrix = torch.as_tensor(self.design(logits.shape[0]).matrix(self.theta()[expert or 0]).T).to(logits)
@@ -189,6 +170,35 @@ class AffineCalibrator(Calibrator):
         features = view.features.repeat(1, 2) if view.features.shape[1] == 1 else view.features
         scores = torch.addmm(bias, weight, features) if bias.numel() else weight @ features
         return view.to_classes(scores[:, : view.features.shape[1]])
+
+    def _by_loop(self, logits: Tensor, decision: Tensor, *, logarithm: bool) -> Tensor:
+        """The same with its softmax by one compiled loop over the voxels."""
+        from segcal.compiled import affine_maps as loop  # brings numba, which only those who need it wait for
+        from segcal.compiled.flat_rows import flat_rows
+
+        n_classes, n_voxels = logits.shape
+        design = self.design(n_classes)
+        # (map, column, feature and constant)
+        matrices = np.stack([design.matrix(theta).T for theta in self.theta()]).astype(np.float32)
+        weights, biases = np.ascontiguousarray(matrices[..., :-1]), np.ascontiguousarray(matrices[..., -1])
+        chosen = self._map_indices(decision, n_classes)
+        out = torch.empty((n_classes, n_voxels), dtype=torch.float32, device="cpu")
+        sees, gives = loop.SEES.index(self.sees), loop.LOG_PROBS if logarithm else loop.PROBS
+        loop.affine_maps(*flat_rows(logits), chosen, weights, biases, sees, gives, out.numpy())
+        return out
+
+    def _map_indices(self, decision: Tensor, n_classes: int) -> NDArray[np.integer]:
+        """Which map each voxel takes; empty where there is one for all."""
+        if not self.class_conditional:
+            return np.empty(0, np.uint8)
+        if decision.numel() and not 0 <= int(decision.min()) <= int(decision.max()) < n_classes:
+            raise ParameterError(
+                f"{self.name}: decisions reach from {int(decision.min())} to {int(decision.max())}, expected 0 to "
+                f"{n_classes - 1}; voxels that do not count have to be left out"
+            )
+        # One type for everybody: the loop is compiled, and kept for later runs, once.
+        chosen = decision.to(torch.uint8 if n_classes <= 256 else torch.int64)
+        return chosen.contiguous().numpy()
 
 
 def diagonal(values: Vector | list[float]) -> Matrix:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
 from scipy import linalg, sparse
 from torch import Tensor
 
-from segcal.calibrators.affine import RIDGE, AffineCalibrator, AffineDesign, Matrix, Vector, View, diagonal
+from segcal.calibrators.affine import RIDGE, AffineCalibrator, AffineDesign, Matrix, Sees, Vector, View, diagonal
 from segcal.calibrators.base import Preserves, expect_tensor
 from segcal.calibrators.few_ranks import descending
 from segcal.calibrators.matrix import matrix_design, split_matrix
@@ -34,6 +34,7 @@ class ConditionalDirichlet(AffineCalibrator):
     translation_invariant: ClassVar[bool] = True
     preserves: ClassVar[Preserves] = None
     class_conditional: ClassVar[bool] = True
+    sees: ClassVar[Sees] = "canonical"
 
     weight: Tensor  # (C, C, C) float64, first axis the predicted class
     bias: Tensor  # (C, C) float64
@@ -151,7 +152,7 @@ class ArgmaxConeScaling(_ConeScaling):
 
     name: ClassVar[str] = "cms_ap"
     preserves: ClassVar[Preserves] = "argmax"
-    expert_sees: ClassVar[Literal["values", "margins", "gaps"]] = "margins"
+    sees: ClassVar[Sees] = "margins"
 
     slope: Tensor
     offset: Tensor
@@ -178,7 +179,7 @@ class OrderConeScaling(_ConeScaling):
 
     name: ClassVar[str] = "cms_op"
     preserves: ClassVar[Preserves] = "order"
-    expert_sees: ClassVar[Literal["values", "margins", "gaps"]] = "gaps"
+    sees: ClassVar[Sees] = "gaps"
 
     slope: Tensor
     offset: Tensor

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from segcal.calibrators.base import Calibrator, Preserves, expect_tensor
 from segcal.errors import ParameterError
+from segcal.softmax import log_softmax, softmax
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +58,16 @@ class EnsembleTemperatureScaling(Calibrator):
         # In logarithms, so that a class at e^-200 keeps its rank instead of meeting others at zero.
         parts = []
         if self.mixture[0] > 0:
-            parts.append(torch.log_softmax(logits / self.temperature, 0) + log(self.mixture[0]))
+            parts.append(log_softmax(logits, self.temperature) + log(self.mixture[0]))
         if self.mixture[1] > 0:
-            parts.append(torch.log_softmax(logits, 0) + log(self.mixture[1]))
+            parts.append(log_softmax(logits) + log(self.mixture[1]))
         if self.mixture[2] > 0:
             parts.append(torch.full_like(logits, log(self.mixture[2] / logits.shape[0])))
         return torch.logsumexp(torch.stack(parts), 0)
 
     def voxel_probs(self, logits: Tensor, decision: Tensor) -> Tensor:
         tempered, plain, uniform = self.mixture
-        probs = torch.softmax(logits / self.temperature, 0).mul_(tempered)
+        probs = softmax(logits, self.temperature).mul_(tempered)
         if plain > 0:
-            probs.add_(torch.softmax(logits, 0), alpha=plain)
+            probs.add_(softmax(logits), alpha=plain)
         return probs.add_(uniform / logits.shape[0])

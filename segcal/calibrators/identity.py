@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import torch
 from torch import Tensor
 
 from segcal.calibrators.base import Calibrator, Preserves
+from segcal.softmax import log_softmax, softmax
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Identity(Calibrator):
         return cls()
 
     def voxel_log_probs(self, logits: Tensor, decision: Tensor) -> Tensor:
-        return torch.log_softmax(logits, 0)
+        return log_softmax(logits)
 
     def voxel_probs(self, logits: Tensor, decision: Tensor) -> Tensor:
-        return torch.softmax(logits, 0)
+        return softmax(logits)

@@ -20,14 +20,15 @@ from segcal.chunks import chunk_slices
 from segcal.compiled import agreed
 from segcal.device import takes_loop
 from segcal.errors import ParameterError
+from segcal.softmax import log_softmax, softmax
 
-N_LEAVES, N_GATES = 4, 3
-N_MAPS = N_LEAVES + N_GATES
+N_LEAVES, N_MAPS = 4, agreed.N_MAPS
+"""Leaves, and leaves with the gates that join them."""
 KERNEL, DILATION = agreed.KERNEL, agreed.DILATION
 HALO = DILATION * (KERNEL // 2)
 """Pixels the temperature of a pixel looks away from it, in every in-plane direction."""
 
-TAU_MIN, TAU_MAX = 0.01, 100.0
+TAU_MIN, TAU_MAX = agreed.TAU_MIN, agreed.TAU_MAX
 """Bounds of the temperature (those of `ts`): no logits, however far from the fitted ones, make it 0 or infinite."""
 
 LEAF_BIAS_OF_ONE = log(expm1(1.0))
@@ -106,22 +107,22 @@ class LocalTemperatureScaling(SpatialCalibrator):
         Returns:
             (C, z, y, x) in the dtype and on the device of `logits`; half precision is worked out in float32.
         """
-        return self._by_slices(torch.log_softmax, logits)
+        return self._by_slices(log_softmax, logits)
 
     def volume_probs(self, logits: Tensor, decision: Tensor | None = None) -> Tensor:
-        return self._by_slices(torch.softmax, logits)
+        return self._by_slices(softmax, logits)
 
-    def _by_slices(self, softmax: Callable[[Tensor, int], Tensor], logits: Tensor) -> Tensor:
+    def _by_slices(self, normalised: Callable[[Tensor, Tensor], Tensor], logits: Tensor) -> Tensor:
         result = torch.empty_like(logits, memory_format=torch.contiguous_format)
         for part in self._slabs(logits):
-            slices = at_least_float32(logits[:, part]).transpose(0, 1)
-            tau = self._tau(slices)
-            result[:, part] = softmax(slices / tau.unsqueeze(1), 1).transpose(0, 1).to(logits.dtype)
+            values = at_least_float32(logits[:, part])
+            probs = normalised(values.flatten(1), self._tau(values).flatten())
+            result[:, part] = probs.reshape(values.shape).to(logits.dtype)
         return result
 
     def temperatures(self, logits: Tensor) -> Tensor:
         """The temperature map: (C, z, y, x) logits to (z, y, x) tau, at least float32."""
-        parts = [self._tau(at_least_float32(logits[:, part]).transpose(0, 1)) for part in self._slabs(logits)]
+        parts = [self._tau(at_least_float32(logits[:, part])) for part in self._slabs(logits)]
         return torch.cat(parts) if parts else at_least_float32(logits[0])
 
     def slices_at_once(self, n_classes: int, height: int, width: int) -> int:
@@ -133,14 +134,15 @@ class LocalTemperatureScaling(SpatialCalibrator):
         n_classes, n_slices, height, width = logits.shape
         return list(chunk_slices(n_slices, self.slices_at_once(n_classes, height, width)))
 
-    def _tau(self, slices: Tensor) -> Tensor:
-        if slices.shape[1] != self.n_classes:
+    def _tau(self, values: Tensor) -> Tensor:
+        if values.shape[0] != self.n_classes:
             raise ParameterError(
-                f"{self.name}: fitted for {self.n_classes} classes, the volume has {slices.shape[1]}; "
+                f"{self.name}: fitted for {self.n_classes} classes, the volume has {values.shape[0]}; "
                 "axis 0 must be the class"
             )
-        features = torch.log_softmax(slices, 1) if self.translation_invariant else slices
-        return tree_temperature(pad_in_plane(features), self.weight.to(features), self.bias.to(features))
+        features = log_softmax(values.flatten(1)).reshape(values.shape) if self.translation_invariant else values
+        padded = pad_in_plane(features.transpose(0, 1))
+        return tree_temperature(padded, self.weight.to(features), self.bias.to(features))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,8 +165,9 @@ def pad_in_plane(slices: Tensor) -> Tensor:
 
 def tree_temperature(padded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The tree of the class docstring: (n, C, h + 8, w + 8) features with their halo to (n, h, w) temperatures."""
-    by_loop = takes_loop(padded) and not (weight.requires_grad or bias.requires_grad)
-    maps = _by_loop(padded, weight, bias) if by_loop else F.conv2d(padded, weight, bias, dilation=DILATION)
+    if takes_loop(padded) and not (weight.requires_grad or bias.requires_grad):
+        return _by_loop(padded, weight, bias)
+    maps = F.conv2d(padded, weight, bias, dilation=DILATION)
     leaves = F.softplus(maps[:, :N_LEAVES])
     gates = torch.sigmoid(maps[:, N_LEAVES:])
     # lerp(b, a, g) is g a + (1 - g) b, and exactly a where a equals b: identity does not depend on the gates.
@@ -174,11 +177,11 @@ def tree_temperature(padded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _by_loop(padded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The convolutions without gradients, compiled."""
-    from segcal.compiled.dilated_conv import dilated_conv  # brings numba, which only those who need it wait for
+    """The same without gradients, compiled."""
+    from segcal.compiled.temperatures import tree_temperatures  # brings numba, which only those who need it wait for
 
     n_slices, _, height, width = padded.shape
-    maps = torch.empty((n_slices, N_MAPS, height - 2 * HALO, width - 2 * HALO), dtype=torch.float32, device="cpu")
+    tau = torch.empty((n_slices, height - 2 * HALO, width - 2 * HALO), dtype=torch.float32, device="cpu")
     slices, weights, biases = (values.contiguous().numpy() for values in (padded, weight, bias))
-    dilated_conv(slices, weights, biases, maps.numpy())
-    return maps
+    tree_temperatures(slices, weights, biases, tau.numpy())
+    return tau

@@ -16,6 +16,7 @@ from segcal.calibrators.affine import (
     AffineCalibrator,
     AffineDesign,
     Matrix,
+    Sees,
     Vector,
     View,
     diagonal,
@@ -77,6 +78,7 @@ class ConstrainedMatrixScaling(MatrixScaling):
 
     name: ClassVar[str] = "ms_c"
     translation_invariant: ClassVar[bool] = True
+    sees: ClassVar[Sees] = "behind_largest"
 
     def __post_init__(self) -> None:
         sums = self.weight.sum(1)
@@ -129,6 +131,7 @@ class DirichletCalibration(MatrixScaling):
 
     name: ClassVar[str] = "dc"
     translation_invariant: ClassVar[bool] = True
+    sees: ClassVar[Sees] = "canonical"
 
     @classmethod
     def view(cls, logits: Tensor, expert: int | None) -> View:

@@ -15,6 +15,7 @@ from torch import Tensor
 from segcal.calibrators.affine import AffineCalibrator, AffineDesign, Vector, View, nothing
 from segcal.calibrators.base import Preserves, expect_tensor
 from segcal.errors import ParameterError
+from segcal.softmax import log_softmax, softmax
 
 T_MIN, T_MAX = 0.01, 100.0
 """Separable or meaningless labels push T to a bound: a finite answer, and the fit records a warning."""
@@ -75,5 +76,8 @@ class TemperatureScaling(AffineCalibrator):
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
         return cls(temperature=float(expect_tensor(tensors, "temperature", (1,), cls.name)[0]))
 
-    def voxel_scores(self, logits: Tensor, decision: Tensor) -> Tensor:
-        return logits / self.temperature
+    def voxel_log_probs(self, logits: Tensor, decision: Tensor) -> Tensor:
+        return log_softmax(logits, self.temperature)
+
+    def voxel_probs(self, logits: Tensor, decision: Tensor) -> Tensor:
+        return softmax(logits, self.temperature)

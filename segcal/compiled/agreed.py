@@ -20,3 +20,7 @@ GOLDEN, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111E
 
 KERNEL, DILATION = 5, 2
 """Of local temperature scaling (`segcal.calibrators.local_temperature`)."""
+
+N_MAPS = 7
+
+TAU_MIN, TAU_MAX = 0.01, 100.0

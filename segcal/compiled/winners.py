@@ -54,6 +54,8 @@ def find_differing(
     for begin in range(0, len(wanted), _BLOCK):
         size = min(_BLOCK, len(wanted) - begin)
         chosen = wanted[begin : begin + size]
+        if _all_won(rows, stride, n_classes, begin, size, chosen):
+            continue
         _first_largest(rows, stride, n_classes, begin, size, top, winner)
         n_wrong = 0
         for i in range(size):
@@ -64,6 +66,29 @@ def find_differing(
                     found[n_found] = begin + i
                     n_found += 1
     return n_found
+
+
+@compiled
+def _all_won(rows: Floats, stride: int, n_classes: int, begin: int, size: int, chosen: NDArray[np.integer]) -> bool:
+    """Whether `size` voxels from `begin` are all wanted as one class, and it is the first largest of each; quick."""
+    one, n_others = np.intp(chosen[0]), 0
+    for i in range(size):
+        n_others += chosen[i] != chosen[0]
+    if n_others > 0:
+        return False
+    own = rows[one * stride + begin : one * stride + begin + size]
+    for c in range(n_classes):
+        row = rows[c * stride + begin : c * stride + begin + size]
+        n_behind = 0
+        if c < one:
+            for i in range(size):
+                n_behind += row[i] < own[i]
+        else:
+            for i in range(size):
+                n_behind += row[i] <= own[i]
+        if n_behind < size:
+            return False
+    return True
 
 
 @inlined

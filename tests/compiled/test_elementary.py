@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from segcal.compiled import elementary
 from segcal.compiled.build import compiled
-from segcal.compiled.elementary import exp_of_negative, log_of_positive
+from segcal.compiled.elementary import (
+    exp_of_negative,
+    exp_of_negative32,
+    log_of_one_and32,
+    log_of_positive,
+    log_of_positive32,
+)
 
 Values = NDArray[np.float64]
+Singles = NDArray[np.float32]
 
 
 @compiled
@@ -73,3 +82,91 @@ def test_the_place_of_a_value_in_a_loop_does_not_change_its_bits() -> None:
     assert np.concatenate([exp_of(values[:1]), exp_of(values[1:38]), exp_of(values[38:])]).tobytes() == (
         exp_of(values).tobytes()
     )
+
+
+@compiled
+def exponentials32(values: Singles, found: Singles) -> None:
+    for i in range(values.size):
+        found[i] = exp_of_negative32(values[i])
+
+
+@compiled
+def logarithms32(values: Singles, found: Singles) -> None:
+    for i in range(values.size):
+        found[i] = log_of_positive32(values[i])
+
+
+@compiled
+def logarithms_of_one_and32(values: Singles, found: Singles) -> None:
+    for i in range(values.size):
+        found[i] = log_of_one_and32(values[i])
+
+
+def single(values: Values) -> Singles:
+    return values.astype(np.float32)
+
+
+NEGATIVE_32 = np.concatenate([-np.geomspace(1e-30, 87.3365, 40_001), -np.linspace(0, 20, 40_001)])
+POSITIVE_32 = np.concatenate(
+    [np.geomspace(2e-38, 3e38, 40_001), np.linspace(0.5, 5, 40_001), 1 + np.geomspace(1e-7, 1)]
+)
+UP_TO_ONE_32 = np.concatenate([np.geomspace(2e-38, 1, 40_001), np.linspace(0, 1, 40_001)])
+
+
+def test_the_exponential_in_single_precision_is_right_to_two_units_in_the_last_place() -> None:
+    values = single(NEGATIVE_32)
+    found = np.empty_like(values)
+    exponentials32(values, found)
+    assert float(np.abs(found / np.exp(values.astype(np.float64)) - 1).max()) < 2 * 2.0**-23
+    assert float(found.max()) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(0.0, 1.0), (-87.4, 0.0), (-1e9, 0.0), (-np.inf, 0.0), (np.nan, np.nan)]
+)
+def test_single_precision_ends_at_zero_below_its_normal_numbers(value: float, expected: float) -> None:
+    found = np.empty(20, np.float32)
+    exponentials32(np.full(20, value, np.float32), found)
+    np.testing.assert_array_equal(found, np.full(20, expected, np.float32))
+
+
+def test_the_logarithm_in_single_precision_is_right_to_rounding() -> None:
+    values = single(POSITIVE_32)
+    found = np.empty_like(values)
+    logarithms32(values, found)
+    exact = np.log(values.astype(np.float64))
+    assert float((np.abs(found - exact) / np.maximum(np.abs(exact), 1)).max()) < 2.0**-23
+    assert found[values == 1].tolist() == [0.0] * int((values == 1).sum())
+
+
+def test_the_logarithm_beside_one_keeps_its_digits_however_small_it_is() -> None:
+    values = single(UP_TO_ONE_32)
+    found = np.empty_like(values)
+    logarithms_of_one_and32(values, found)
+    exact = np.log1p(values.astype(np.float64))
+    assert float((np.abs(found - exact) / np.maximum(exact, 1e-300)).max()) < 3 * 2.0**-23
+
+
+def test_fused_operations_round_once_in_every_lane() -> None:
+    """exp(x) by exact fractions, rounded to single precision where the loop rounds, is what the loop gives."""
+    values = single(NEGATIVE_32[::400])
+    found = np.empty_like(values)
+    exponentials32(values, found)
+    assert found.tolist() == [float(_exponential_by_fractions(value)) for value in values]
+
+
+def _exponential_by_fractions(x: np.float32) -> np.float32:
+    def fused(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
+        exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
+        near = np.float32(float(exact))  # may be rounded twice: the closest of its neighbours is right
+        around = [near, np.nextafter(near, np.float32(np.inf)), np.nextafter(near, np.float32(-np.inf))]
+        return min(around, key=lambda one: (abs(Fraction(float(one)) - exact), one.view(np.int32) & 1))
+
+    e = elementary
+    shifted = fused(x, e._LOG2_E_32, e._ROUNDER_32)
+    whole = np.float32(shifted - e._ROUNDER_32)
+    r = fused(whole, -e._LN2_LOW_32, fused(whole, -e._LN2_HIGH_32, x))
+    p = fused(r, e._E6, e._E5)
+    for term in (e._E4, e._E3, e._E2, e._1, e._1):
+        p = fused(p, r, term)
+    return np.float32(np.ldexp(p, int(whole)))

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -93,39 +89,6 @@ def test_where_the_compiled_pass_is_cut_changes_no_bit(step: int) -> None:
     noted, sums = run(a_pass(CompiledPass), step)
     assert all(torch.equal(a, b) for a, b in zip(noted, expected, strict=True))
     assert sums == totals
-
-
-ANOTHER_PROCESSOR = """
-import hashlib, sys
-import numpy as np, torch
-from segcal.fitting.voxel_pass import CompiledPass
-generator = np.random.default_rng(0)
-logits = torch.from_numpy(generator.integers(-900, 900, (4, 3000)).astype(np.float32) / 64)
-labels, decision = torch.from_numpy(generator.integers(0, 4, 3000)), logits.max(0).indices
-work = CompiledPass(0, "case", logits, labels, decision, None)
-noted, sums = work.block(0, 3000, (0.0,) * 4), work.sums()
-content = noted.priority.numpy().tobytes() + repr(sums).encode()
-print(hashlib.sha256(content).hexdigest())
-"""
-
-
-def test_a_processor_without_vectors_gives_the_same_bits(tmp_path: Path) -> None:
-    """No library function whose last bit depends on the machine takes part, and no fused operation."""
-    settings = {"host": {}, "generic": {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}}
-    found = {
-        name: subprocess.run(
-            [sys.executable, "-c", ANOTHER_PROCESSOR],
-            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / name), **variables},
-            cwd=Path(__file__).parents[2],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=True,
-        ).stdout
-        for name, variables in settings.items()
-    }
-    assert len(found["host"].strip()) == 64
-    assert found["generic"] == found["host"]
 
 
 @pytest.mark.parametrize("kind", [CompiledPass, TorchPass])
