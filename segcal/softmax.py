@@ -28,7 +28,7 @@ def _by_loop(values: Tensor, temperature: float | Tensor, *, logarithm: bool) ->
 
     temperatures = torch.as_tensor(temperature, dtype=torch.float32, device="cpu").reshape(-1)
     out = torch.empty(values.shape, dtype=torch.float32, device="cpu")
-    if len(values):
+    if out.numel():
         gives = loop.LOG_PROBS if logarithm else loop.PROBS
         loop.softmax_rows(*flat_rows(values), temperatures.contiguous().numpy(), gives, out.numpy())
     return out

@@ -72,11 +72,12 @@ def normalise(values: Floats, size: int, sums: Sums, gives: int) -> None:
     """Softmax, or its logarithm, of the first `size` voxels of (class, BLOCK) values, in place."""
     top, total = sums.top[:size], sums.total[:size]
     take_out_largest(values, size, top)
+    total[:] = 0
     for c in range(len(values)):
         if gives == PROBS:
-            _exponentials(values[c], total, c == 0)
+            _exponentials(values[c], total)
         else:
-            _add_exponentials(values[c], total, c == 0)
+            _add_exponentials(values[c], total)
     for i in range(size):
         total[i] = np.float32(1) / total[i] if gives == PROBS else log_of_positive32(total[i])
     for c in range(len(values)):
@@ -111,16 +112,14 @@ def copy(source: Floats, target: Floats) -> None:
 
 
 @compiled
-def _exponentials(value: Floats, total: Floats, first: bool) -> None:
+def _exponentials(value: Floats, total: Floats) -> None:
     """Values to their exponentials, which are added to `total`."""
     for i in range(len(total)):
-        e = exp_of_negative32(value[i])
-        value[i] = e
-        total[i] = e if first else total[i] + e
+        value[i] = exp_of_negative32(value[i])
+        total[i] += value[i]
 
 
 @compiled
-def _add_exponentials(value: Floats, total: Floats, first: bool) -> None:
+def _add_exponentials(value: Floats, total: Floats) -> None:
     for i in range(len(total)):
-        e = exp_of_negative32(value[i])
-        total[i] = e if first else total[i] + e
+        total[i] += exp_of_negative32(value[i])

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from dask._task_spec import Task, TaskRef
 from distributed import CancelledError, Client, Future, KilledWorker
+from distributed.comm.core import CommClosedError
 
 from segcal.case_map import Item, Outcome, Result
 from segcal.errors import ClusterAwayError, ClusterError, LostCaseError
@@ -138,7 +139,8 @@ class _Run:
         except Exception as error:
             if isinstance(error, ImportError) and (error.name or "").split(".")[0] == "segcal":
                 raise ClusterError(f"a worker cannot import {error.name}: {error}. {SAME_ENVIRONMENT}") from error
-            if self.client.status != "running":  # the result was lost on its way; the case is not to blame
+            lost = isinstance(error, CommClosedError) and future.status != "error"
+            if lost or self.client.status != "running":  # the result was lost on its way; the case is not to blame
                 raise self._gone(str(error)) from error
             return None, error
 
