@@ -109,8 +109,9 @@ class _ConeScaling(AffineCalibrator):
         n_other = n_classes - 1
         to_scores = cls._to_scores(n_classes)
         # B (d, C) with d = n_other margins and the constant: B[j, c] = sum_i to_scores[c, i] A[i, j].
-        slopes = np.einsum("ci,jl->jcil", to_scores, np.eye(n_other)).reshape(n_other * n_classes, n_other**2)
-        embed = sparse.csr_array(sparse.block_diag([slopes, to_scores]))
+        column_by_column = np.arange(n_other**2).reshape(n_other, n_other).T.ravel()
+        slopes = sparse.kron(sparse.eye_array(n_other), to_scores, format="csr")[:, column_by_column]
+        embed = _block_diagonal(slopes, to_scores)
         n_parameters = n_other * n_classes
         return AffineDesign(
             shape=(n_classes, n_classes),
@@ -223,7 +224,7 @@ def _gauge_free_weights(to_scores: Vector) -> Matrix:
     remainder = inner - gauge @ coefficients
     weights = remainder.T @ remainder / (n_classes * (n_classes - 1))
     weights[np.abs(weights) < 1e-15] = 0.0
-    return sparse.csr_array(sparse.block_diag([weights, sparse.csr_array((n_other, n_other))]))
+    return _block_diagonal(weights, sparse.csr_array((n_other, n_other)))
 
 
 def _gauge_free_bias(to_scores: Vector) -> Matrix:
@@ -231,4 +232,11 @@ def _gauge_free_bias(to_scores: Vector) -> Matrix:
     n_classes, n_other = to_scores.shape
     centred = to_scores - to_scores.mean(0)
     bias = centred.T @ centred / n_classes
-    return sparse.csr_array(sparse.block_diag([sparse.csr_array((n_other**2, n_other**2)), bias]))
+    return _block_diagonal(sparse.csr_array((n_other**2, n_other**2)), bias)
+
+
+def _block_diagonal(first: Matrix | Vector, second: Matrix | Vector) -> Matrix:
+    """Without entries that are zero, which scipy keeps: with 40 classes 97 % and more of an embedding."""
+    joined = sparse.csr_array(sparse.block_diag([first, second]))
+    joined.eliminate_zeros()
+    return joined

@@ -384,3 +384,13 @@ def test_a_voxel_alone_has_the_bits_it_has_beside_another(name: str, n_classes: 
             pair = logits[:, first : first + 2].contiguous()
             alone = calibrator.voxel_log_probs(pair[:, :1], decision[:1])
             assert torch.equal(alone, calibrator.voxel_log_probs(pair, decision)[:, :1])
+
+
+@AFFINE
+def test_a_fitting_problem_keeps_no_zeros(name: str) -> None:
+    """Every chunk of a map multiplies with the embedding, which with 40 classes can hold 2.4 million zeros."""
+    method = CALIBRATORS[name]
+    assert issubclass(method, AffineCalibrator)
+    design = method.design(20)
+    for matrix in (design.embed, design.off_diagonal, design.bias, design.ridge):
+        assert matrix.nnz == matrix.count_nonzero()
