@@ -132,14 +132,14 @@ def evaluate(
 
     Intervals come from a bootstrap over rows, or over subjects where the data names them.
     """
+    from segcal.classification.evaluation import check_results_folder
     from segcal.classification.running import evaluate as run_evaluation
     from segcal.classification.tables import HEADLINE, TITLES
     from segcal.evaluation.summary import BootstrapSettings
     from segcal.evaluation.tables import cell
-    from segcal.io.atomic import check_folder
 
     output = Output(json=json, quiet=quiet)
-    check_folder(out)
+    check_results_folder(out)
     *calibrators, data = inputs
     if data.endswith(".safetensors"):
         raise UsageError(f"{data} is a calibrator; the last argument is the data: [CALIBRATOR ...] DATA")

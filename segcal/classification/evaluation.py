@@ -28,13 +28,20 @@ from segcal.errors import DataError, UsageError
 from segcal.evaluation.summary import BootstrapSettings, to_json
 from segcal.evaluation.tables import differences_csv
 from segcal.io.archive import write_npz
-from segcal.io.atomic import atomic_write, write_text_atomic
+from segcal.io.atomic import atomic_write, check_folder, write_text_atomic
+from segcal.io.own_files import check_replaceable
 from segcal.metrics.summary import json_number
 
 UNCALIBRATED = "uncalibrated"
 MOST_LOCAL_ROWS = 20_000
 """Local errors look at all pairs of rows; with more rows than this they are left out, and the summary says so."""
 SUMMARY_FILE, BINS_FILE, ROWS_FILE, PAGE_FILE = "summary.json", "bins.npz", "rows.npz", "report.html"
+RESULT_FILES = (
+    *(SUMMARY_FILE, BINS_FILE, ROWS_FILE, PAGE_FILE),
+    *("classes.csv", "differences.csv", "table.md", "table.tex"),
+)
+RUN = "classify"
+"""What summary.json says of who wrote it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +86,8 @@ class RowEvaluation:
 
     def save(self, folder: Path, *, page: bool = True) -> None:
         """Write summary.json, bins.npz, rows.npz, classes.csv, differences.csv, table.md, table.tex, report.html."""
+        (folder / PAGE_FILE).unlink(missing_ok=True)  # it showed other numbers
+        write_text_atomic(folder / SUMMARY_FILE, to_json(self.summary))  # first: it says whose folder this is
         for name, arrays in ((BINS_FILE, self.bins), (ROWS_FILE, self.rows)):
             with atomic_write(folder / name) as temporary:
                 write_npz(temporary, arrays)
@@ -86,11 +95,16 @@ class RowEvaluation:
         write_text_atomic(folder / "differences.csv", differences_csv(self.summary))
         write_text_atomic(folder / "table.md", markdown_table(self.summary))
         write_text_atomic(folder / "table.tex", latex_table(self.summary))
-        write_text_atomic(folder / SUMMARY_FILE, to_json(self.summary))
         if page:
             from segcal.report.page import write_report  # not above: it brings matplotlib
 
             write_report(folder, folder / PAGE_FILE)
+
+
+def check_results_folder(folder: Path) -> None:
+    """Say before the work that results cannot be written into a folder, or would replace files of somebody else."""
+    check_folder(folder)
+    check_replaceable(folder, RESULT_FILES, record=SUMMARY_FILE, ours=lambda summary: summary.get("run") == RUN)
 
 
 def evaluate_pipelines(
@@ -125,7 +139,7 @@ def evaluate_pipelines(
     names = _class_names(class_names, data.samples.n_classes)
     local = _local_metrics(data.known, scored, n_bins)
     summary = {
-        "run": "classify",
+        "run": RUN,
         "pipelines": [_entry(p, drawn, tables[p.name], scored[p.name], data, names, local[p.name]) for p in every],
         "differences": _differences(every, drawn),
         "n_rows": int(known.sum()),

@@ -24,11 +24,12 @@ from segcal.classification.metrics.tables import N_BINS
 from segcal.errors import DataError, UsageError
 from segcal.evaluation.summary import BootstrapSettings
 from segcal.io.atomic import write_text_atomic
+from segcal.io.own_files import check_replaceable
 from segcal.types import Progress
 
 Data: TypeAlias = ScoreData | str | Path | Mapping[str, NDArray[Any]]
 
-RECORD_FILE = "run.json"
+RECORD_FILE, RUN = "run.json", "classify apply"
 PENALISED = ("lambda_", "mu", "trials", "validation", "validation_share")
 """Settings that only say something to a method with a regulariser, though others may accept them."""
 
@@ -106,12 +107,13 @@ def apply(fitted: FittedMethod, data: Data, out: str | Path) -> dict[str, Any]:
     folder = Path(out)
     if isinstance(data, str | Path):
         check_not_input(Path(data), folder)
+    check_replaceable(folder, [RECORD_FILE], record=RECORD_FILE, ours=lambda record: record.get("run") == RUN)
     source = as_data(data)
     probabilities = fitted.probabilities(source.samples).numpy()
     place = write_calibrated(source, probabilities, folder)
     changed = int((probabilities.argmax(1) != source.samples.decision.numpy()).sum())
     record = {
-        "run": "classify apply",
+        "run": RUN,
         "method": fitted.info.method,
         "calibrator_sha256": file_sha256(fitted),
         "data": {"name": source.name, "sha256": source.sha256, "kind": source.samples.kind, "layout": source.layout},

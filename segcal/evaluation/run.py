@@ -32,7 +32,7 @@ from segcal.manifest import Manifest
 from segcal.metrics import MetricSettings
 from segcal.types import Progress
 
-SUMMARY_FILE, PICTURES = "summary.json", "pictures"
+SUMMARY_FILE, PICTURES, PAGE_FILE = "summary.json", "pictures", "report.html"
 RESULT_FILES = (SUMMARY_FILE, CASES_FILE, BINS_FILE, "table.md", "table.tex", "differences.csv")
 RUNS = ("evaluate", "study")
 """What writes them; their summary.json says which of the two."""
@@ -226,12 +226,16 @@ def check_results_folder(folder: Path) -> None:
     check_folder(folder)
     pictures = (f"{PICTURES}/{path.name}" for path in (folder / PICTURES).glob("*.npz"))
     check_replaceable(
-        folder, [*RESULT_FILES, *pictures], record=SUMMARY_FILE, ours=lambda summary: summary.get("run") in RUNS
+        folder,
+        [*RESULT_FILES, PAGE_FILE, *pictures],
+        record=SUMMARY_FILE,
+        ours=lambda summary: summary.get("run") in RUNS,
     )
 
 
 def save_summary(summary: Mapping[str, Any], folder: Path) -> None:
-    """Write summary.json, table.md, table.tex and differences.csv."""
+    """Write summary.json, table.md, table.tex and differences.csv; the page of results that were here before goes."""
+    (folder / PAGE_FILE).unlink(missing_ok=True)
     write_text_atomic(folder / SUMMARY_FILE, to_json(summary))
     write_text_atomic(folder / "table.md", markdown_table(summary))
     write_text_atomic(folder / "table.tex", latex_table(summary))

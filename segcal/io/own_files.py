@@ -1,4 +1,4 @@
-"""Results never replace files of somebody else: a JSON file among them says that segcal wrote them."""
+"""Results never replace files of somebody else: a JSON file among them says which command wrote them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_replaceable(
         folder: where results are about to be written; need not exist.
         names: of the files that would be replaced.
         record: the JSON file among them that says whose they are.
-        ours: whether its content is that of a file segcal wrote.
+        ours: whether its content is that of a file this command wrote.
 
     Raises:
         UsageError: one of them is there, and the record is missing or not ours.
@@ -27,7 +27,7 @@ def check_replaceable(
     taken = [name for name in names if (folder / name).exists()]
     if taken and not _is_ours(folder / record, ours):
         raise UsageError(
-            f"{folder / taken[0]}: already exists, and {record} does not say that segcal wrote it. "
+            f"{folder / taken[0]}: already exists, and {record} does not say that this command wrote it. "
             "Choose another folder with --out."
         )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from segcal.applying.record import RECORD_NAME
 from segcal.errors import MissingFileError, UsageError
+from segcal.evaluation.run import PAGE_FILE
 from segcal.evaluation.summary import HEADLINE
 from segcal.evaluation.tables import TITLES
 from segcal.io.atomic import write_text_atomic
@@ -36,7 +37,7 @@ from segcal.report.verdict import Verdict, overview, verdicts
 from segcal.report.wording import MEASURES, count
 from segcal.types import Progress
 
-PAGE_NAME, MAX_PICTURES = "report.html", 100
+MAX_PICTURES = 100
 
 
 def write_report(
@@ -50,9 +51,9 @@ def write_report(
         max_pictures: so many of the worst cases carry a picture.
         progress: told about pictures.
     """
-    path = folder / PAGE_NAME if out is None else out
+    path = folder / PAGE_FILE if out is None else out
     if path.is_dir():
-        raise UsageError(f"{path}: is a folder; --out names the page itself, for example {path / PAGE_NAME}")
+        raise UsageError(f"{path}: is a folder; --out names the page itself, for example {path / PAGE_FILE}")
     write_text_atomic(path, report_page(folder, max_pictures=max_pictures, progress=progress))
     return path
 

@@ -123,6 +123,31 @@ def test_a_method_that_needs_features_is_refused_before_any_fit_and_nothing_is_w
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
+def test_results_are_replaced_but_no_files_of_somebody_else(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    for command, mine, theirs in (("evaluate", "report.html", "summary.json"), ("apply", "run.json", "run.json")):
+        out, other = tmp_path / command, tmp_path / f"other_{command}"
+        inputs = [files[1]]
+        if command == "apply":
+            call("fit", files[0], "--method", "ts", "--out", tmp_path / "ts.safetensors")
+            inputs = [tmp_path / "ts.safetensors", files[1]]
+        call(command, *inputs, "--out", out)
+        assert (out / mine).is_file()
+        call(command, *inputs, "--out", out)
+        other.mkdir()
+        (other / theirs).write_text('{"run": "apply"}', encoding="utf-8")
+        said = call(command, *inputs, "--out", other, code=2)
+        assert f"{theirs}: already exists, and {theirs} does not say that this command wrote it" in " ".join(
+            said.split()
+        )
+        assert [path.name for path in other.iterdir()] == [theirs]
+
+
+def test_a_page_does_not_stay_beside_other_numbers(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    call("evaluate", files[1], "--out", tmp_path / "out")
+    call("evaluate", files[0], "--out", tmp_path / "out", "--no-page")
+    assert not (tmp_path / "out" / "report.html").exists()
+
+
 AWKWARD = ("50 rows", "two classes", "one class missing", "one class only", "constant scores", "three rows repeated")
 
 

@@ -30,7 +30,17 @@ def test_results_of_an_earlier_run_are_replaced(tmp_path: Path) -> None:
     assert [pipeline["name"] for pipeline in pipelines][-2:] == ["ts(z)", "mine"]
 
 
-@pytest.mark.parametrize("name", ["summary.json", "cases.csv", "pictures/case_00.npz"])
+def test_the_page_of_an_earlier_run_does_not_stay_beside_other_numbers(tmp_path: Path) -> None:
+    write_ensemble(tmp_path, n_cases=2)
+    assert evaluate(tmp_path).exit_code == 0
+    page = tmp_path / "out" / "report.html"
+    assert CliRunner().invoke(app, ["report", str(page.parent)]).exit_code == 0
+    assert page.is_file()
+    assert evaluate(tmp_path).exit_code == 0
+    assert not page.exists()
+
+
+@pytest.mark.parametrize("name", ["summary.json", "cases.csv", "report.html", "pictures/case_00.npz"])
 def test_files_of_somebody_else_are_not_replaced(tmp_path: Path, name: str) -> None:
     """nnU-Net keeps a summary.json of its own in the folders of its validation."""
     write_ensemble(tmp_path, n_cases=2)
@@ -39,5 +49,5 @@ def test_files_of_somebody_else_are_not_replaced(tmp_path: Path, name: str) -> N
     theirs.write_text('{"foreground_mean": {}}', encoding="utf-8")
     result = evaluate(tmp_path)
     assert result.exit_code == 2
-    assert f"{theirs}: already exists, and summary.json does not say that segcal wrote it" in result.stderr
+    assert f"{theirs}: already exists, and summary.json does not say that this command wrote it" in result.stderr
     assert theirs.read_text(encoding="utf-8") == '{"foreground_mean": {}}'

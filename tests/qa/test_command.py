@@ -52,7 +52,7 @@ def test_results_are_replaced_but_no_files_of_somebody_else(root: Path) -> None:
     (root / "qa" / "qa.json").write_text('{"format": "mine"}', encoding="utf-8")
     result = segcal(*command)
     assert result.exit_code == 2
-    assert "qa.json: already exists, and qa.json does not say that segcal wrote it" in result.stderr
+    assert "qa.json: already exists, and qa.json does not say that this command wrote it" in result.stderr
     assert (root / "qa" / "qa.json").read_text(encoding="utf-8") == '{"format": "mine"}'
 
 
