@@ -188,6 +188,16 @@ def test_a_foreign_or_broken_run_json_is_refused_by_name(tmp_path: Path, manifes
     assert (tmp_path / "out" / "run.json").read_text() == text
 
 
+@pytest.mark.parametrize("what", ["folder", "loop"])
+def test_a_run_json_that_cannot_be_read_is_said_in_words(tmp_path: Path, manifest: Manifest, what: str) -> None:
+    record = tmp_path / "out" / "run.json"
+    (record if what == "folder" else record.parent).mkdir(parents=True)
+    if what == "loop":
+        record.symlink_to(record)
+    with pytest.raises(UsageError, match=r"run\.json: cannot be read \(.*\); choose another --out"):
+        apply(manifest, tmp_path / "out")
+
+
 @pytest.mark.parametrize("name", ["{root}/precious", "../precious", "../images/b_0000.nii.gz", "b.npz", "./a.npz"])
 def test_a_run_json_that_names_files_no_run_writes_is_refused_and_nothing_is_removed(
     tmp_path: Path, manifest: Manifest, name: str

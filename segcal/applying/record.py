@@ -159,6 +159,8 @@ def load_record(out: Path) -> RunRecord | None:
         return None
     except NotADirectoryError as error:
         raise UsageError(f"{out}: is a file, and a run needs a folder; choose another --out.") from error
+    except OSError as error:  # a folder, a loop of links, somebody else's
+        raise UsageError(f"{path}: cannot be read ({error.strerror}); choose another --out.") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file as a whole"

@@ -50,6 +50,14 @@ from segcal.settings import PipelineSettings
 from segcal.types import Progress
 
 FITS, REPEATS, SHIFTED, STUDY_FILE = "fits", "repeats", "shifted", "study.json"
+IDENTITY = {
+    "manifest": "the manifest",
+    "files": "files of the cases",
+    "shifted": "the shifted data",
+    "settings": "settings",
+    "segcal": "the version of segcal",
+}
+"""What the results of a study depend on, by their keys in study.json."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -284,17 +292,27 @@ def _open_folder(out: Path, identity: Mapping[str, Any], *, resume: bool) -> Non
     if path.is_file():
         if not resume:
             raise UsageError(f"{out} already holds a study; go on with --resume, or choose another --out")
-        if path.read_text(encoding="utf-8") != text:
-            raise UsageError(
-                f"{out} holds a study of other data, settings or version ({STUDY_FILE}), or its files have changed "
-                "since; choose another --out"
-            )
+        before = path.read_text(encoding="utf-8")
+        if before != text:
+            raise UsageError(f"{out} holds another study: {_changes(before, identity)}; choose another --out")
         remove_unfinished(out, (FITS, REPEATS, SHIFTED, PICTURES))
         return
     check_results_folder(out)
     if identity["shifted"] is not None:
         check_results_folder(out / SHIFTED)
     write_text_atomic(path, text)
+
+
+def _changes(before: str, identity: Mapping[str, Any]) -> str:
+    """What keeps a study from being taken up, in words."""
+    try:
+        was = json.loads(before)
+        settings = {name for name, value in identity["settings"].items() if was["settings"].get(name) != value}
+        changed = [name for name in IDENTITY if was.get(name) != identity[name]]
+    except (ValueError, RecursionError, LookupError, AttributeError, TypeError):
+        return f"its {STUDY_FILE} is none that this version writes"
+    named = {**IDENTITY, "settings": f"{IDENTITY['settings']} ({', '.join(sorted(settings)) or 'one was left out'})"}
+    return f"{', '.join(named[name] for name in changed) or STUDY_FILE} changed"
 
 
 def _warnings(pipeline: Pipeline) -> list[str]:

@@ -90,8 +90,15 @@ def test_a_folder_with_a_study_is_refused_without_resume_and_with_other_settings
 ) -> None:
     with pytest.raises(UsageError, match="--resume"):
         study(phantom, SMALL, finished, device=CPU)
-    with pytest.raises(UsageError, match="other data, settings"):
+    with pytest.raises(UsageError, match=r"another study: settings \(seed\) changed"):
         study(phantom, SMALL.changed(seed=1), finished, resume=True, device=CPU)
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "{", '{"settings": 3}'])
+def test_a_study_json_by_another_hand_is_said_to_be_none(phantom: Manifest, tmp_path: Path, content: str) -> None:
+    (tmp_path / "study.json").write_text(content, encoding="utf-8")
+    with pytest.raises(UsageError, match=r"another study: its study.json is none that this version writes"):
+        study(phantom, SMALL, tmp_path, resume=True, device=CPU)
 
 
 def test_a_folder_that_cannot_be_made_is_said_at_once_and_in_words(phantom: Manifest, tmp_path: Path) -> None:
@@ -314,5 +321,5 @@ def test_a_study_is_not_resumed_on_files_that_changed(finished: Path, phantom: M
     member = changed.resolve(changed.cases[0].members[0])
     with np.load(member) as content:
         np.savez_compressed(member, logits=content["logits"] + np.float32(1))
-    with pytest.raises(UsageError, match="its files have changed since"):
+    with pytest.raises(UsageError, match="another study: files of the cases changed"):
         study(changed, SMALL, tmp_path / "out", resume=True, device=CPU)
