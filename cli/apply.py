@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from segcal.counted import count
 from segcal.errors import UsageError
-from segcal.report.wording import count
 from segcal.types import AppliedPooling, Kind
 
 from .common import (

@@ -101,8 +101,8 @@ def apply(
     """
     from segcal.classification.files import load
     from segcal.classification.running import apply as run_apply
+    from segcal.counted import count
     from segcal.io.atomic import check_folder
-    from segcal.report.wording import count
 
     output = Output(json=json, quiet=quiet)
     check_folder(out)

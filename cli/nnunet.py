@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from segcal.counted import count
 from segcal.errors import UsageError
-from segcal.report.wording import count
 from segcal.types import AppliedPooling
 
 from .common import (

@@ -43,11 +43,11 @@ def qa(
     From a manifest, the members are compared with each other and the logits with those of the calibration cases too.
     A case that cannot be read is listed and makes the exit code 1.
     """
+    from segcal.counted import count
     from segcal.device import resolve_device
     from segcal.fitted import load_calibrator
     from segcal.qa import QaResult, load_qa_settings, run_qa
     from segcal.qa.results import check_qa_folder
-    from segcal.report.wording import count
 
     output = Output(json=json, quiet=quiet)
     settings = load_qa_settings(config)

@@ -13,6 +13,7 @@ from segcal.checks.findings import SEVERITIES, Finding
 from segcal.checks.labels import unseen_findings
 from segcal.checks.orientation import Orientation
 from segcal.checks.turned import shared_orientation
+from segcal.counted import count
 from segcal.device import resolve_device
 from segcal.manifest import Manifest
 from segcal.types import Progress
@@ -42,7 +43,7 @@ class CheckReport:
         """One line for people."""
         numbers = ", ".join(f"{n} {severity}" for severity, n in self.counts().items())
         verdict = "not usable as it is" if self.has_fatal else "usable"
-        return f"{self.n_cases} cases, {self.n_files} files opened: {numbers}; {verdict}"
+        return f"{count(self.n_cases, 'case')}, {count(self.n_files, 'file')} opened: {numbers}; {verdict}"
 
 
 def check_manifest(

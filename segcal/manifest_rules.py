@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
+from segcal.counted import count
 from segcal.manifest_models import SUBSETS, ManifestCase, Region, Split
 
 
@@ -74,7 +75,7 @@ def check_cases(cases: Sequence[ManifestCase]) -> None:
         usual = max(sizes, key=lambda size: (sizes[size], size))
         index, odd = next((i, case) for i, case in enumerate(cases) if len(case.members) != usual)
         raise ValueError(
-            f"cases[{index}].members: {odd.id} has {_count(len(odd.members), 'member')}, {sizes[usual]} of "
+            f"cases[{index}].members: {odd.id} has {count(len(odd.members), 'member')}, {sizes[usual]} of "
             f"{len(cases)} cases have {usual}; every case needs the same members. Add the missing files, "
             "or leave the case out"
         )
@@ -138,11 +139,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _refuse_repeats(where: str, names: Sequence[str], rule: str = "every name may occur once") -> None:
-    repeated = [name for name, count in Counter(names).items() if count > 1]
+    repeated = [name for name, times in Counter(names).items() if times > 1]
     if repeated:
         first, second = [i for i, name in enumerate(names) if name == repeated[0]][:2]
         raise ValueError(f"{where}: {repeated[0]!r} stands at [{first}] and at [{second}]; {rule}")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

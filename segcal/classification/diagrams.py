@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from segcal.counted import count
 from segcal.metrics.bins import BinTable
 from segcal.report.encoding import EncodedPicture, drawing, plain_text
 from segcal.report.reliability import CONFIDENCE, reliability_alt_text, reliability_figure
 from segcal.report.roles import Roles
-from segcal.report.wording import count
 
 if TYPE_CHECKING:
     from segcal.classification.page import RowResults

@@ -86,8 +86,8 @@ class RowEvaluation:
 
     def save(self, folder: Path, *, page: bool = True) -> None:
         """Write summary.json, bins.npz, rows.npz, classes.csv, differences.csv, table.md, table.tex, report.html."""
-        (folder / PAGE_FILE).unlink(missing_ok=True)  # it showed other numbers
         write_text_atomic(folder / SUMMARY_FILE, to_json(self.summary))  # first: it says whose folder this is
+        (folder / PAGE_FILE).unlink(missing_ok=True)  # it showed other numbers
         for name, arrays in ((BINS_FILE, self.bins), (ROWS_FILE, self.rows)):
             with atomic_write(folder / name) as temporary:
                 write_npz(temporary, arrays)

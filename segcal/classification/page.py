@@ -17,6 +17,7 @@ from segcal.classification.intervals import COMPARED
 from segcal.classification.metrics import LOCAL_METRICS, METRICS, OOD_METRICS
 from segcal.classification.tables import HEADLINE, TITLES, resampled_words
 from segcal.classification.verdicts import row_verdicts
+from segcal.counted import count
 from segcal.errors import FileFormatError, MissingFileError
 from segcal.io.archive import read_npz_array
 from segcal.report.cautions import FEW_SUBJECTS, Caution
@@ -25,7 +26,7 @@ from segcal.report.render import render
 from segcal.report.result_tables import difference_rows, result_rows
 from segcal.report.roles import Roles, assign_roles
 from segcal.report.verdict import overview
-from segcal.report.wording import DASH, MEASURES, count, listing, number
+from segcal.report.wording import DASH, MEASURES, listing, number
 
 SHOWN_CLASSES = 30
 EVERY = {**METRICS, **OOD_METRICS, **LOCAL_METRICS}

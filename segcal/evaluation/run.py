@@ -235,8 +235,8 @@ def check_results_folder(folder: Path) -> None:
 
 def save_summary(summary: Mapping[str, Any], folder: Path) -> None:
     """Write summary.json, table.md, table.tex and differences.csv; the page of results that were here before goes."""
-    (folder / PAGE_FILE).unlink(missing_ok=True)
     write_text_atomic(folder / SUMMARY_FILE, to_json(summary))
+    (folder / PAGE_FILE).unlink(missing_ok=True)
     write_text_atomic(folder / "table.md", markdown_table(summary))
     write_text_atomic(folder / "table.tex", latex_table(summary))
     write_text_atomic(folder / "differences.csv", differences_csv(summary))

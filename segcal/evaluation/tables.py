@@ -7,6 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from segcal.counted import count
 from segcal.evaluation.summary import HEADLINE
 
 TITLES = {
@@ -51,8 +52,8 @@ def caption(summary: Mapping[str, Any]) -> str:
     level = f"{100 * summary['settings']['bootstrap']['confidence_level']:g} %"
     ace = "mean [smallest, largest repeat]" if summary["n_repeats"] > 1 else "all cases pooled, without brackets"
     return (
-        f"{summary['n_cases']} cases, {summary['n_repeats']} repeat(s); mean [{level} interval of the two-level "
-        f"bootstrap, {summary['n_bootstrap']} replicates]; ACE: {ace}."
+        f"{count(summary['n_cases'], 'case')}, {count(summary['n_repeats'], 'repeat')}; mean [{level} interval of the "
+        f"two-level bootstrap, {count(summary['n_bootstrap'], 'replicate')}]; ACE: {ace}."
     )
 
 

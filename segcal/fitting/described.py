@@ -10,6 +10,7 @@ from pathlib import Path
 import segcal
 from segcal.calibrator_info import CalibratorInfo
 from segcal.calibrators import CALIBRATORS, Calibrator
+from segcal.counted import count
 from segcal.errors import MismatchError
 from segcal.fitted import FittedCalibrator, is_translation_invariant
 from segcal.fitting.exact import KKT_PROMISE
@@ -75,12 +76,12 @@ class FitContext:
         """What a user should know of the calibration cases, whatever was fitted on them."""
         doubts = []
         if n_cases < FEW_CASES:
-            cases = "1 case" if n_cases == 1 else f"{n_cases} cases"
-            doubts.append(f"fitted on {cases} only; with fewer than {FEW_CASES} results vary from set to set")
+            said = f"fitted on {count(n_cases, 'case')} only"
+            doubts.append(f"{said}; with fewer than {FEW_CASES} results vary from set to set")
         if calibration.n_floored:
             doubts.append(f"{calibration.n_floored:,} stored probabilities of 0 (or 1) were moved by the smallest step")
-        for name, count in zip(self.manifest.class_names, calibration.label_counts, strict=True):
-            if count == 0:
+        for name, n_voxels in zip(self.manifest.class_names, calibration.label_counts, strict=True):
+            if n_voxels == 0:
                 doubts.append(f"class `{name}` has no labelled voxel in the calibration cases")
         return doubts
 

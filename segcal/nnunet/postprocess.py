@@ -21,6 +21,7 @@ from segcal.apply import ApplyRun, apply_calibrator
 from segcal.applying.folders import manifest_of_folders
 from segcal.applying.stored import StorageType
 from segcal.case_map import CaseMap, in_process
+from segcal.counted import count
 from segcal.errors import MissingFileError, OutputError, SegcalError, UsageError
 from segcal.fitted import FittedCalibrator
 from segcal.io.atomic import atomic_write
@@ -30,7 +31,6 @@ from segcal.nnunet.components import clean_labels
 from segcal.nnunet.crops import find_crops
 from segcal.nnunet.documents import Plans, read_plans, read_postprocessing
 from segcal.nnunet.segmentations import in_file_orientation, read_written, write_like
-from segcal.report.wording import count
 from segcal.scan_folders import NPZ_ENDINGS, find_labels, in_words
 from segcal.types import Box, Progress
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from segcal.counted import count
 from segcal.metrics.base import Score, Undefined
 from segcal.qa.case import QaCase
 from segcal.qa.results import FlaggedCase, QaResult
@@ -12,7 +13,7 @@ from segcal.report.case_list import CaseCell, CaseColumn
 from segcal.report.cautions import Caution
 from segcal.report.encoding import EncodedPicture
 from segcal.report.render import render
-from segcal.report.wording import DASH, count
+from segcal.report.wording import DASH
 
 COLUMNS = (
     CaseColumn("case", "open it to see its flags, volumes and a slice", False, "ascending"),

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from segcal.applying.record import RECORD_NAME, CaseEntry, RunRecord, load_record
+from segcal.counted import count
 from segcal.errors import MissingFileError
 from segcal.report.cautions import Caution
 from segcal.report.provenance import Fact, method_words
 from segcal.report.render import render
-from segcal.report.wording import DASH, about_case, count
+from segcal.report.wording import DASH, about_case
 from segcal.types import AppliedPooling
 
 

@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from segcal.counted import count
 from segcal.evaluation.records import Records
 from segcal.report.results import Results
-from segcal.report.wording import about_case, count, listing, share
+from segcal.report.wording import about_case, listing, share
 
 FEW_SUBJECTS = 20
 """Percentile intervals from fewer subjects are noticeably too narrow."""

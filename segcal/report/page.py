@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from segcal.applying.record import RECORD_NAME
+from segcal.counted import count
 from segcal.errors import MissingFileError, UsageError
 from segcal.evaluation.run import PAGE_FILE
 from segcal.evaluation.summary import HEADLINE
@@ -34,7 +35,7 @@ from segcal.report.result_tables import (
 from segcal.report.results import SUMMARY_FILE, Results, load_results, read_summary
 from segcal.report.roles import Roles, assign_roles
 from segcal.report.verdict import Verdict, overview, verdicts
-from segcal.report.wording import MEASURES, count
+from segcal.report.wording import MEASURES
 from segcal.types import Progress
 
 MAX_PICTURES = 100

@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 
 from segcal.calibrators import CALIBRATORS
+from segcal.counted import count
 from segcal.report.results import Results
 from segcal.report.roles import PipelineEntry
-from segcal.report.wording import count, listing
+from segcal.report.wording import listing
 
 Fact = tuple[str, str]
 

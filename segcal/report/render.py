@@ -16,7 +16,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from segcal.report.wording import MEASURES, count, listing, number, relative, share, signed
+from segcal.counted import count
+from segcal.report.wording import MEASURES, listing, number, relative, share, signed
 
 SCRIPT_FILE = "page.js"
 

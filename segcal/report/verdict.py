@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from segcal.counted import count
 from segcal.report.comparisons import MIN_SUBJECTS, Compared, Comparisons, State
 from segcal.report.label_changes import label_sentences
 from segcal.report.pooled import PooledTables, where_worse
 from segcal.report.roles import PipelineEntry, Roles, base_of
-from segcal.report.wording import MEASURES, count, difference_interval, listing, number, signed
+from segcal.report.wording import MEASURES, difference_interval, listing, number, signed
 
 JUDGED = ("nll", "brier", "ece", "ba_ece", "ace")
 """What the quality of probabilities is judged by; the Dice score judges the segmentation."""

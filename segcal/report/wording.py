@@ -88,11 +88,6 @@ def about_case(case_id: str, message: str) -> str:
     return f"{case_id}: {message.removeprefix(f'{case_id}: ')}"
 
 
-def count(n: int, one: str, many: str = "") -> str:
-    """`1 case`, `20 cases`."""
-    return f"{n:,} {one if n == 1 else many or f'{one}s'}"
-
-
 def _percent(column: str) -> bool:
     base = column.split(":")[0]
     return base.startswith("flip") or (base in MEASURES and MEASURES[base].percent)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeAlias
 
-from segcal.report.wording import DASH, count
+from segcal.counted import count
+from segcal.report.wording import DASH
 from segcal.service.model import CalibratorRecord, CaseRecord, NewCase
 from segcal.service.web.reliability import pooled_errors
 from segcal.service.web.wording import moment, percent, setting, signed

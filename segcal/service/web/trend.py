@@ -12,9 +12,9 @@ from itertools import groupby
 from statistics import median
 from typing import Literal
 
+from segcal.counted import count
 from segcal.qa.settings import QaSettings
 from segcal.qa.words import STATISTIC_WORDS
-from segcal.report.wording import count
 from segcal.service.store import TrendPoint
 from segcal.service.web.wording import percent, signed
 

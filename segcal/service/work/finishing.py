@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from segcal.counted import count
 from segcal.errors import DataError, UsageError
 from segcal.qa.results import CSV_FILE, JSON_FILE, PAGE_FILE, QaResult
 from segcal.service.model import NewCase
@@ -61,7 +62,7 @@ def outcome_of(
     }
     message = in_one_line(
         [
-            f"{n_done} case{'' if n_done == 1 else 's'} {verb}",
+            f"{count(n_done, 'case')} {verb}",
             "" if looked is None else f"{n_flagged} flagged",
             f"{len(failed)} failed" if failed else "",
         ]
