@@ -69,5 +69,5 @@ class EnsembleTemperatureScaling(Calibrator):
         tempered, plain, uniform = self.mixture
         probs = softmax(logits, self.temperature).mul_(tempered)
         if plain > 0:
-            probs.add_(softmax(logits), alpha=plain)
+            probs.add_(softmax(logits).mul_(plain))  # with `alpha` some processors round once, others twice
         return probs.add_(uniform / logits.shape[0])
