@@ -2,7 +2,7 @@
 
 Work on voxels makes a handful of temporary arrays (class, voxel) at a time. A fixed number of voxels would make them
 small for two classes and huge for a hundred. The budget is what one such array may take; few megabytes keep the
-temporaries in the cache of a processor, a graphics card likes more. No result on the CPU depends on it.
+temporaries in the cache of a processor, a graphics card likes more. No float32 result on the CPU depends on it.
 """
 
 from __future__ import annotations

@@ -13,12 +13,17 @@ LOOP_DEVICES = frozenset({"cpu"})
 """Where `segcal.compiled` has loops for; everywhere else the same is done by torch operations (ADR 8)."""
 
 
-def takes_loop(values: Tensor) -> bool:
-    """Whether a compiled loop works on these values, which it expects to be float32; otherwise torch operations do.
+def takes_loop(*values: Tensor) -> bool:
+    """Whether a compiled loop works on these values; otherwise torch operations do.
 
-    The one place where the two part: whatever asks here gives the same answer either way.
+    A loop expects float32 on the CPU, and gives no gradients. The one place where the two part: whatever asks here
+    gives the same answer either way.
     """
-    return values.device.type in LOOP_DEVICES and values.dtype == torch.float32
+    gradients = torch.is_grad_enabled()
+    return all(
+        value.device.type in LOOP_DEVICES and value.dtype == torch.float32 and not (gradients and value.requires_grad)
+        for value in values
+    )
 
 
 def resolve_device(wanted: str | torch.device = "auto", *, sums: bool = False) -> torch.device:

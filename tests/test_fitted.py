@@ -221,7 +221,7 @@ def test_parameters_that_do_not_belong_to_the_method(tmp_path: Path) -> None:
     wrong: list[tuple[str, dict[str, torch.Tensor]]] = [
         ("`temperature` is missing", {"T": torch.ones(1)}),
         ("`temperature` has shape", {"temperature": torch.ones(2)}),
-        ("temperature must be finite and > 0", {"temperature": torch.tensor([-1.0])}),
+        ("temperature must be positive", {"temperature": torch.tensor([-1.0])}),
         ("not finite", {"temperature": torch.tensor([torch.nan])}),
     ]
     for message, tensors in wrong:

@@ -165,10 +165,10 @@ class AffineCalibrator(Calibrator):
     def _expert_scores(self, logits: Tensor, expert: int | None) -> Tensor:
         view = self.view(logits, expert)
         matrix = torch.as_tensor(self.design(logits.shape[0]).matrix(self.theta()[expert or 0]).T).to(logits)
-        weight, bias = matrix.split([len(view.features), matrix.shape[1] - len(view.features)], 1)
+        weight, bias = matrix.split([len(view.features), 1], 1)
         # BLAS takes a single column by another routine, whose sums round otherwise: it is doubled and cut.
         features = view.features.repeat(1, 2) if view.features.shape[1] == 1 else view.features
-        scores = torch.addmm(bias, weight, features) if bias.numel() else weight @ features
+        scores = torch.addmm(bias, weight, features)
         return view.to_classes(scores[:, : view.features.shape[1]])
 
     def _by_loop(self, logits: Tensor, decision: Tensor, *, logarithm: bool) -> Tensor:
@@ -181,16 +181,21 @@ class AffineCalibrator(Calibrator):
         # (map, column, feature and constant)
         matrices = np.stack([design.matrix(theta).T for theta in self.theta()]).astype(np.float32)
         weights, biases = np.ascontiguousarray(matrices[..., :-1]), np.ascontiguousarray(matrices[..., -1])
-        chosen = self._map_indices(decision, n_classes)
+        chosen = self._map_indices(decision, n_classes, n_voxels)
         out = torch.empty((n_classes, n_voxels), dtype=torch.float32, device="cpu")
         sees, gives = loop.SEES.index(self.sees), loop.LOG_PROBS if logarithm else loop.PROBS
         loop.affine_maps(*flat_rows(logits), chosen, weights, biases, sees, gives, out.numpy())
         return out
 
-    def _map_indices(self, decision: Tensor, n_classes: int) -> NDArray[np.integer]:
+    def _map_indices(self, decision: Tensor, n_classes: int, n_voxels: int) -> NDArray[np.integer]:
         """Which map each voxel takes; empty where there is one for all."""
         if not self.class_conditional:
             return np.empty(0, np.uint8)
+        if decision.shape != (n_voxels,) or self.n_classes != n_classes:
+            raise ParameterError(
+                f"{self.name}: {n_voxels} voxels of {n_classes} classes, a decision of shape {tuple(decision.shape)} "
+                f"and maps for {self.n_classes} classes; expected one decision a voxel, and one map a class"
+            )
         if decision.numel() and not 0 <= int(decision.min()) <= int(decision.max()) < n_classes:
             raise ParameterError(
                 f"{self.name}: decisions reach from {int(decision.min())} to {int(decision.max())}, expected 0 to "

@@ -157,6 +157,8 @@ def _in_chunks(voxelwise: Callable[[Tensor, Tensor], Tensor], logits: Tensor, de
     """A map of (C, n) voxels over a volume, as many at a time as `segcal.chunks` allows."""
     flat = logits.reshape(logits.shape[0], -1)
     winners = None if decision is None else decision.reshape(-1)
+    if winners is not None and len(winners) != flat.shape[1]:
+        raise ParameterError(f"a decision of {len(winners)} voxels for logits of {flat.shape[1]}: expected one each")
     out = empty_volume(flat.shape, flat.dtype, flat.device)
     for part in chunk_slices(flat.shape[1], chunk_voxels(flat.shape[0])):
         exact = at_least_float32(flat[:, part])
@@ -199,6 +201,12 @@ def check_floating(values: Tensor, calibrator: Calibrator) -> None:
     """Integers here are nearly always labels handed in by mistake."""
     if not values.is_floating_point():
         raise ParameterError(f"{calibrator.name}: logits must be floating point, got {values.dtype}")
+
+
+def check_temperature(temperature: float, method: str) -> None:
+    """Refuse one that is not positive, or so near to 0 that logits divided by it leave float32."""
+    if not 1 / MOST_PARAMETER <= temperature <= MOST_PARAMETER:
+        raise ParameterError(f"{method}: temperature must be positive, from 1e-30 to 1e30, got {temperature!r}")
 
 
 def expect_tensor(tensors: Mapping[str, Tensor], name: str, shape: tuple[int | None, ...], method: str) -> Tensor:

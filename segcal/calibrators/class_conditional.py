@@ -165,11 +165,8 @@ class ArgmaxConeScaling(_ConeScaling):
     @classmethod
     def view(cls, logits: Tensor, expert: int | None) -> View:
         k = _known(expert)
-        margins = torch.empty_like(logits[1:])
-        torch.sub(logits[k], logits[:k], out=margins[:k])
-        torch.sub(logits[k], logits[k + 1 :], out=margins[k:])
         # A deployed decision can trail by a rounding error of half precision: its margin counts as 0.
-        margins.clamp_(min=0)
+        margins = (logits[k] - torch.cat([logits[:k], logits[k + 1 :]])).clamp_(min=0)
         column = [0 if c == k else c + (c < k) for c in range(logits.shape[0])]
         return View(margins, torch.tensor(column, device=logits.device))
 

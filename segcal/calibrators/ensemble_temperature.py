@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf, log
+from math import log
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from segcal.calibrators.base import Calibrator, Preserves, expect_tensor
+from segcal.calibrators.base import Calibrator, Preserves, check_temperature, expect_tensor
 from segcal.errors import ParameterError
 from segcal.softmax import log_softmax, softmax
 
@@ -27,8 +27,7 @@ class EnsembleTemperatureScaling(Calibrator):
     mixture: tuple[float, float, float] = (1.0, 0.0, 0.0)
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < inf:
-            raise ParameterError(f"ets: temperature must be finite and > 0, got {self.temperature!r}")
+        check_temperature(self.temperature, self.name)
         if min(self.mixture) < 0 or abs(sum(self.mixture) - 1) > 1e-9:
             raise ParameterError(f"ets: mixture weights must be >= 0 and sum to 1, got {self.mixture}")
 

@@ -165,7 +165,7 @@ def pad_in_plane(slices: Tensor) -> Tensor:
 
 def tree_temperature(padded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The tree of the class docstring: (n, C, h + 8, w + 8) features with their halo to (n, h, w) temperatures."""
-    if takes_loop(padded) and not (weight.requires_grad or bias.requires_grad):
+    if takes_loop(padded, weight, bias):
         return _by_loop(padded, weight, bias)
     maps = F.conv2d(padded, weight, bias, dilation=DILATION)
     leaves = F.softplus(maps[:, :N_LEAVES])
@@ -180,8 +180,10 @@ def _by_loop(padded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The same without gradients, compiled."""
     from segcal.compiled.temperatures import tree_temperatures  # brings numba, which only those who need it wait for
 
-    n_slices, _, height, width = padded.shape
+    n_slices, n_classes, height, width = padded.shape
+    if n_classes != weight.shape[1]:
+        raise ParameterError(f"slices of {n_classes} classes, and weights for {weight.shape[1]}")
     tau = torch.empty((n_slices, height - 2 * HALO, width - 2 * HALO), dtype=torch.float32, device="cpu")
-    slices, weights, biases = (values.contiguous().numpy() for values in (padded, weight, bias))
+    slices, weights, biases = (values.detach().contiguous().numpy() for values in (padded, weight, bias))
     tree_temperatures(slices, weights, biases, tau.numpy())
     return tau

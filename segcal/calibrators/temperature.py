@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
 from typing import ClassVar, Self
 
 import numpy as np
@@ -13,8 +12,7 @@ from scipy import sparse
 from torch import Tensor
 
 from segcal.calibrators.affine import AffineCalibrator, AffineDesign, Vector, View, nothing
-from segcal.calibrators.base import Preserves, expect_tensor
-from segcal.errors import ParameterError
+from segcal.calibrators.base import Preserves, check_temperature, expect_tensor
 from segcal.softmax import log_softmax, softmax
 
 T_MIN, T_MAX = 0.01, 100.0
@@ -33,8 +31,7 @@ class TemperatureScaling(AffineCalibrator):
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < inf:
-            raise ParameterError(f"ts: temperature must be finite and > 0, got {self.temperature!r}")
+        check_temperature(self.temperature, self.name)
 
     @property
     def n_classes(self) -> int | None:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -66,12 +65,16 @@ class _Kept(FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
-        except (OSError, EOFError, UnpicklingError):
+        except Exception:  # whatever a damaged file makes of numba
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        with suppress(OSError, EOFError, UnpicklingError):
+        try:
             super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+        except Exception:  # the table of contents is damaged: a new one, where anything can be written
+            with suppress(Exception):
+                self.flush()  # type: ignore[no-untyped-call]
+                super().save_overload(sig, data)  # type: ignore[no-untyped-call]
 
 
 @cache

@@ -81,7 +81,7 @@ _3RD, _5TH, _7TH, _9TH, _11TH, _13TH = _F(1 / 3), _F(1 / 5), _F(1 / 7), _F(1 / 9
 
 @inlined
 def exp_of_negative32(x: np.float32) -> np.float32:
-    """e^x for x <= 0 within 2 units in the last place; 0 below the smallest normal number; NaN for NaN."""
+    """e^x for x <= 0 within 2 units in the last place, never falling; 0 below the normal numbers; NaN for NaN."""
     near = _LOG_SMALLEST_32 if x < _LOG_SMALLEST_32 else x
     shifted = fused(near, _LOG2_E_32, _ROUNDER_32)
     whole = shifted - _ROUNDER_32
@@ -90,8 +90,7 @@ def exp_of_negative32(x: np.float32) -> np.float32:
     p = fused(p, r, _E4)
     p = fused(p, r, _E3)
     p = fused(p, r, _E2)
-    p = fused(p, r, _1)
-    p = fused(p, r, _1)
+    p = _1 + fused(r * r, p, r)  # in this order no larger x has a smaller result
     power = np.int32((np.float32(shifted).view(np.int32) << _MANTISSA_BITS_32) + _ONE_BITS_32)
     return _0 if x < _LOG_SMALLEST_32 else p * power.view(np.float32)
 

@@ -53,10 +53,13 @@ def softmax_rows(rows: Floats, stride: int, temperatures: Floats, gives: int, ou
             for i in range(size):
                 sharpness[i] = np.float32(1) / own[i]
         for c in range(n_classes):
-            row, value = rows[c * stride + begin : c * stride + begin + size], values[c]
+            copy(rows[c * stride + begin : c * stride + begin + size], values[c])
+        take_out_largest(values, size, sums.top)  # before the scaling: what all classes share costs no digits
+        for c in range(n_classes):
+            value = values[c]
             for i in range(size):
-                value[i] = row[i] * sharpness[i]
-        normalise(values, size, sums, gives)
+                value[i] *= sharpness[i]
+        _share_out(values, size, sums.total[:size], gives)
         for c in range(n_classes):
             copy(values[c, :size], out[c, begin : begin + size])
 
@@ -70,8 +73,13 @@ def new_sums() -> Sums:
 @compiled
 def normalise(values: Floats, size: int, sums: Sums, gives: int) -> None:
     """Softmax, or its logarithm, of the first `size` voxels of (class, BLOCK) values, in place."""
-    top, total = sums.top[:size], sums.total[:size]
-    take_out_largest(values, size, top)
+    take_out_largest(values, size, sums.top)
+    _share_out(values, size, sums.total[:size], gives)
+
+
+@compiled
+def _share_out(values: Floats, size: int, total: Floats, gives: int) -> None:
+    """The same of values of which the largest is 0."""
     total[:] = 0
     for c in range(len(values)):
         if gives == PROBS:
@@ -97,11 +105,11 @@ def take_out_largest(values: Floats, size: int, top: Floats) -> None:
     for c in range(1, len(values)):
         value = values[c]
         for i in range(size):
-            top[i] = top[i] if value[i] <= top[i] else value[i]  # NaN goes through
+            top[i] = top[i] if value[i] <= top[i] else value[i]
     for c in range(len(values)):
         value = values[c]
         for i in range(size):
-            value[i] -= top[i]
+            value[i] -= top[i]  # NaN stays
 
 
 @compiled

@@ -79,7 +79,7 @@ def _climb(maps: Floats, tau: Floats) -> None:
     _mix(maps[2], maps[3], maps[6], maps[2, : len(tau)])
     _mix(maps[0], maps[2], maps[4], tau)
     for i in range(len(tau)):
-        tau[i] = min(max(tau[i], np.float32(TAU_MIN)), np.float32(TAU_MAX))
+        tau[i] = min(max(tau[i], np.float32(TAU_MIN)), np.float32(TAU_MAX))  # in this order NaN stays
 
 
 @compiled
@@ -103,14 +103,17 @@ def _sigmoid(values: Floats) -> None:
 def _mix(yes: Floats, no: Floats, gate: Floats, out: Floats) -> None:
     """gate yes + (1 - gate) no, exactly that value where both are the same: the identity does not depend on gates."""
     for i in range(len(out)):
-        out[i] = no[i] + gate[i] * (yes[i] - no[i])
+        apart = (
+            yes[i] - no[i]
+        )  # from the side that is nearer: the other may be so large that its digits hide this one's
+        out[i] = no[i] + gate[i] * apart if gate[i] < 0.5 else yes[i] - (np.float32(1) - gate[i]) * apart
 
 
 @compiled
 def _cut(tau: Floats, begin: int, pitch: int, out: Floats) -> None:
     """Write what lies within the rows of the slice; position `begin` and on of the long row."""
-    height, width = out.shape
-    for y in range(begin // pitch, min((begin + len(tau) - 1) // pitch + 1, height)):
+    width = out.shape[1]
+    for y in range(begin // pitch, (begin + len(tau) - 1) // pitch + 1):
         low, high = max(begin - y * pitch, 0), min(begin + len(tau) - y * pitch, width)
         for x in range(low, high):
             out[y, x] = tau[y * pitch + x - begin]

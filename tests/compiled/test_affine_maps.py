@@ -85,6 +85,29 @@ def test_a_decision_that_is_no_class_is_refused(name: str, wrong: int) -> None:
         calibrator.voxel_probs(logits, decision)
 
 
+@CONDITIONAL
+@pytest.mark.parametrize("n_decisions", [0, 40, 72])
+def test_another_number_of_decisions_is_refused(name: str, n_decisions: int) -> None:
+    calibrator = draw_calibrator(name, 3)
+    logits, decision = draw_voxels(3, 60)
+    wrong = decision.repeat(2)[:n_decisions]
+    with pytest.raises(ParameterError, match="60 voxels of 3 classes"):
+        calibrator.voxel_probs(logits, wrong)
+    with pytest.raises(ParameterError, match="expected one each"):
+        calibrator.volume_probs(logits.reshape(3, 3, 4, 5), wrong)
+
+
+@METHODS
+def test_where_a_gradient_is_wanted_torch_works_it_out(name: str) -> None:
+    calibrator = draw_calibrator(name, 3)
+    logits, decision = draw_voxels(3, 60)
+    watched = logits.clone().requires_grad_()
+    calibrator.voxel_log_probs(watched, decision)[0].sum().backward()
+    assert watched.grad is not None
+    with torch.no_grad():
+        assert torch.equal(calibrator.voxel_probs(watched, decision), calibrator.voxel_probs(logits, decision))
+
+
 @METHODS
 def test_no_voxels_give_no_probabilities(name: str) -> None:
     calibrator = draw_calibrator(name, 3)

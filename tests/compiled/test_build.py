@@ -7,8 +7,10 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from random import Random
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from segcal.compiled.build import compiled
@@ -85,6 +87,15 @@ def test_code_of_earlier_runs_is_used_until_any_loop_changes(tmp_path: Path) -> 
     assert run_kept(tmp_path, "a") == "1 0"
     assert run_kept(tmp_path, "a") == "1 1"
     assert run_kept(tmp_path, "b") == "1 0"
+
+
+@pytest.mark.parametrize("kind", ["*.nbi", "*.nbc"])
+def test_random_bytes_in_the_cache_are_replaced(tmp_path: Path, kind: str) -> None:
+    assert run_kept(tmp_path, "a") == "1 0"
+    for path in tmp_path.rglob(kind):
+        path.write_bytes(Random(1).randbytes(3000))
+    assert run_kept(tmp_path, "a") == "1 0"
+    assert run_kept(tmp_path, "a") == "1 1"
 
 
 def test_a_damaged_cache_costs_a_compilation_and_nothing_else(tmp_path: Path) -> None:

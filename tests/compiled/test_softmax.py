@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from segcal.errors import ParameterError
 from segcal.softmax import log_softmax, softmax
 
 
@@ -63,6 +64,35 @@ def test_equal_values_have_equal_probabilities_and_the_order_of_others_is_kept()
     assert found[0, 0] == found[1, 0]
     assert bool((found[0] >= found[1]).all())
     assert bool((found[1] >= found[2]).all())
+
+
+def test_a_smaller_value_never_has_the_larger_probability() -> None:
+    values = torch.tensor([[0.0], [-0.031080088], [-0.03108009]])  # neighbours in float32
+    for given in (softmax, log_softmax):
+        found = given(values)[:, 0]
+        assert found[0] > found[1] >= found[2]
+
+
+@pytest.mark.parametrize("temperature", [0.05, 1.0, 3.0])
+def test_what_all_classes_share_costs_no_digits(temperature: float) -> None:
+    values = (drawn(4, 1300) * 64).round() / 64
+    for given in (softmax, log_softmax):
+        assert torch.equal(given(values + 4096, temperature), given(values, temperature))
+
+
+@pytest.mark.parametrize("n_temperatures", [0, 3, 9, 11])
+def test_another_number_of_temperatures_is_refused(n_temperatures: int) -> None:
+    with pytest.raises(ParameterError, match="temperatures for 10 voxels"):
+        softmax(drawn(3, 10), torch.ones(n_temperatures))
+
+
+def test_where_a_gradient_is_wanted_torch_works_it_out() -> None:
+    values, temperature = drawn(3, 10).requires_grad_(), torch.tensor(2.0, requires_grad=True)
+    softmax(values, temperature)[0].sum().backward()
+    assert values.grad is not None
+    assert temperature.grad is not None
+    with torch.no_grad():
+        assert torch.equal(softmax(values, temperature), softmax(values.detach(), 2.0))
 
 
 @pytest.mark.parametrize(("apart", "smallest"), [(80.0, 1e-36), (87.0, 1e-39), (90.0, 0.0), (1e7, 0.0)])

@@ -50,6 +50,30 @@ def test_leaves_of_one_are_one_whatever_the_gates_say() -> None:
     assert float(tau[0, 0, 0]) == pytest.approx(1.0, rel=1e-6)
 
 
+def test_equal_leaves_are_kept_to_the_last_bit_whatever_the_gates_say() -> None:
+    weight, bias = drawn(N_MAPS, 2, 5, 5, seed=11), drawn(N_MAPS, seed=12)
+    weight[:N_LEAVES], bias[:N_LEAVES] = 0.0, -1.0
+    tau = by_loop(drawn(1, 2, 30, 30, seed=13, scale=3.0), weight, bias)
+    assert bool((tau == tau[0, 0, 0]).all())
+    assert float(tau[0, 0, 0]) == pytest.approx(0.3132617, rel=1e-6)
+
+
+@pytest.mark.parametrize("other", [1e4, 1e6, 1e8])
+@pytest.mark.parametrize("gate", [50.0, -50.0])
+def test_a_large_leaf_that_is_not_chosen_costs_the_other_no_digits(other: float, gate: float) -> None:
+    bias = torch.full((N_MAPS,), gate)
+    bias[:N_LEAVES] = torch.tensor([1.0, other, 1.0, other] if gate > 0 else [other, 1.0, other, 1.0])
+    tau = by_loop(drawn(1, 2, 12, 12, seed=14), torch.zeros(N_MAPS, 2, 5, 5), bias)
+    torch.testing.assert_close(tau, torch.full_like(tau, 1.3132617), rtol=1e-6, atol=0)
+
+
+def test_nan_goes_to_every_pixel_that_sees_it() -> None:
+    slices = drawn(1, 2, 30, 30, seed=15)
+    slices[0, 1, 15, 15] = torch.nan
+    tau = by_loop(slices, drawn(N_MAPS, 2, 5, 5, seed=16), drawn(N_MAPS, seed=17))
+    assert int(tau.isnan().sum()) == 25
+
+
 @pytest.mark.parametrize(("leaf", "expected"), [(-30.0, 0.01), (500.0, 100.0)])
 def test_temperatures_are_kept_within_their_bounds(leaf: float, expected: float) -> None:
     bias = torch.zeros(N_MAPS)

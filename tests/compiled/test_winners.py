@@ -23,6 +23,18 @@ def test_the_loop_finds_the_same_voxels_ties_included(n_classes: int, dtype: tor
     assert torch.equal(_differing_by_loop(probs, wanted.to(dtype)), _differing(probs, wanted))
 
 
+@pytest.mark.parametrize("place", [0, 1, 255, 511])
+@pytest.mark.parametrize("others", ["tied", "behind"])
+def test_one_voxel_of_another_class_in_a_block_is_found(place: int, others: str) -> None:
+    """The usual block of a volume: all but certain background, and somewhere a voxel that lost its decision."""
+    probs = torch.tensor([[0.9], [0.05], [0.05]]).repeat(1, 512)
+    wanted = torch.zeros(512, dtype=torch.int64)
+    wanted[place] = 1
+    probs[:, place] = torch.tensor([0.5, 0.5, 0.0] if others == "tied" else [0.6, 0.4, 0.0])
+    assert _differing_by_loop(probs, wanted.to(torch.uint8)).tolist() == [place]
+    assert _differing(probs, wanted).tolist() == [place]
+
+
 @pytest.mark.parametrize("n_classes", [1, 2, 7, 300])
 @pytest.mark.parametrize("n_voxels", [0, 1, 511, 512, 513, 2000])
 def test_the_loop_finds_the_first_largest_class(n_classes: int, n_voxels: int) -> None:

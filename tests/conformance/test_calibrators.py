@@ -248,6 +248,17 @@ def test_the_map_itself_keeps_what_it_declares(name: str, n_classes: int, kind: 
             assert (log_probs[first] >= log_probs[second] - room)[ahead].all()
 
 
+@pytest.mark.parametrize("name", ["identity", "ts", "ets", "lts", "lts_ti"])
+def test_a_temperature_keeps_the_order_of_neighbours_in_single_precision(name: str) -> None:
+    """The second class takes every distance, the third is one step of float32 behind it."""
+    second = -torch.rand(1, 30, 90, generator=torch.Generator().manual_seed(0)) * 8
+    third = torch.nextafter(second, torch.tensor(-torch.inf))
+    logits = torch.stack([torch.zeros_like(second), second, third])
+    calibrator = draw_calibrator(name, 3)
+    for found in (calibrator.volume_probs(logits), calibrator.volume_log_probs(logits)):
+        assert (found[1] >= found[2]).all()
+
+
 def _pairs(n_classes: int) -> Iterator[tuple[int, int]]:
     return ((i, j) for i in range(n_classes) for j in range(n_classes) if i != j)
 

@@ -339,6 +339,7 @@ def test_a_submitted_job_is_followed_from_the_first_page_to_the_slices_of_its_ca
         visitor.submit("tbody th a")
         visitor.wait(lambda: visitor.run("return document.getElementById('slice').naturalWidth"), "its slice is drawn")
         assert "Reliability, from the label" in visitor.text()
+        site.go("/")  # what this page still asks for would be refused once its server is gone
 
 
 def test_the_list_of_jobs_keeps_itself_current(site: Site) -> None:
