@@ -160,8 +160,9 @@ def _report(output: Output, run: ApplyRun, method: str) -> None:
         output.line(f"{run.n_floored:,} probabilities stored as 0 were raised to the smallest number of their type")
     if run.differing:
         output.line(DIFFERING.format(sum(run.differing.values())))
-    if run.redone:
-        output.line(f"done again because something changed: {', '.join(run.redone)}")
+    for reason in dict.fromkeys(run.redone.values()):
+        concerned = [case_id for case_id, why in run.redone.items() if why == reason]
+        output.line(f"done again, changed: {reason} ({', '.join(concerned)})")
     counts = {"already finished": len(run.skipped), "failed": len(run.failed)}
     rest = "".join(f", {count} {what}" for what, count in counts.items() if count)
     output.line(f"{method}: {count(len(run.done), 'case')} written to {run.out}{rest}")
@@ -170,7 +171,8 @@ def _report(output: Output, run: ApplyRun, method: str) -> None:
             "out": run.out,
             "method": method,
             "done": run.done,
-            "redone": run.redone,
+            "redone": list(run.redone),
+            "changed": run.redone,
             "skipped": run.skipped,
             "failed": run.failed,
             "n_floored": run.n_floored,

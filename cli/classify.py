@@ -10,7 +10,7 @@ import typer
 
 from segcal.errors import UsageError
 
-from .common import DebugOption, JsonOption, Output, QuietOption, epilog, name_and_file, sub_app
+from .common import DebugOption, JsonOption, Output, QuietOption, calibrator_paths, epilog, name_and_file, sub_app
 
 if TYPE_CHECKING:
     from segcal.classification.files import FittedMethod
@@ -55,15 +55,12 @@ def fit(
     which is for what.
     """
     from segcal.classification.running import fit_methods
-    from segcal.io.atomic import check_folder
 
     output = Output(json=json, quiet=quiet)
     methods = list(dict.fromkeys(method or []))
     if not methods:
         raise UsageError("nothing to fit: give --method NAME (for most uses: --method ts or --method dc)")
-    paths = _paths(methods, out)
-    for path in paths.values():
-        check_folder(path.parent)
+    paths = calibrator_paths(methods, out)
     given = {"trials": trials, "lambda_": lambda_, "mu": mu}
     with output.stages() as progress:
         fitted = fit_methods(
@@ -212,15 +209,6 @@ def _value(text: str) -> Any:
         except ValueError:
             continue
     return text
-
-
-def _paths(methods: list[str], out: Path) -> dict[str, Path]:
-    """Where each calibrator goes; asked before the fit, which may take long."""
-    if len(methods) == 1 and not out.is_dir():
-        return {methods[0]: out}
-    if len(methods) > 1 and (out.suffix == ".safetensors" or out.is_file()):
-        raise UsageError(f"{out}: several methods need a folder, not a file; try --out {out.parent / 'calibrators'}")
-    return {name: out / f"{name}.safetensors" for name in methods}
 
 
 def _row(fitted: FittedMethod, path: Path) -> tuple[object, ...]:

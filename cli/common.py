@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from segcal.errors import UsageError
 from segcal.report.wording import about_case
 
 from .failures import DEBUG_KEY
@@ -195,3 +196,22 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return _plain(value.tolist())
     raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def calibrator_paths(methods: Sequence[str], out: Path) -> dict[str, Path]:
+    """Where the calibrator of each method goes; asked before the fit, which may take long.
+
+    Raises:
+        UsageError, OutputError: nothing can be written there, or something else would be lost.
+    """
+    from segcal.io.atomic import check_folder
+    from segcal.io.own_files import check_replaceable_file
+
+    if len(methods) > 1 and (out.suffix == ".safetensors" or out.is_file()):
+        raise UsageError(f"{out}: several methods need a folder, not a file; try --out {out.parent / 'calibrators'}")
+    alone = len(methods) == 1 and not out.is_dir()
+    paths = {name: out if alone else out / f"{name}.safetensors" for name in methods}
+    for path in paths.values():
+        check_folder(path.parent)
+        check_replaceable_file(path, "calibrator")
+    return paths

@@ -71,7 +71,7 @@ def evaluate(
     """
     output = Output(json=json, quiet=quiet)
     data = Manifest.load(manifest)
-    check_results_folder(out)
+    check_results_folder(out, "evaluate")
     with chosen_workers(output, scheduler, workers) as case_map, output.stages() as progress:
         result = run_evaluation(
             data,

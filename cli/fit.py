@@ -14,12 +14,11 @@ from segcal.device import resolve_device
 from segcal.errors import UsageError
 from segcal.fitted import FittedCalibrator
 from segcal.fitting.run import fit_many
-from segcal.io.atomic import check_folder
 from segcal.manifest import Manifest
 from segcal.settings import PipelineSettings, load_settings
 from segcal.types import Pooling
 
-from .common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, example
+from .common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, calibrator_paths, example
 from .scaling import SchedulerOption, WorkersOption, chosen_workers
 
 AUTO = "auto"
@@ -89,10 +88,8 @@ def fit(
     if not automatic:
         _check_penalties(settings, lambda_, mu)
         _check_not_automatic(criterion, allow_flips)
-    paths = _paths(list(settings), out)
+    paths = calibrator_paths(list(settings), out)
     data = Manifest.load(manifest)
-    for path in paths.values():
-        check_folder(path.parent)
     options: dict[str, Any] = {
         "pooling": pooled,
         "split": split,
@@ -195,15 +192,6 @@ def _check_not_automatic(criterion: Criterion | None, allow_flips: bool) -> None
     given = [name for name, used in (("--criterion", criterion is not None), ("--allow-flips", allow_flips)) if used]
     if given:
         raise UsageError(f"{' and '.join(given)} only means something with --method auto")
-
-
-def _paths(methods: list[str], out: Path) -> dict[str, Path]:
-    """Where each calibrator goes; asked before the fit, which may take long."""
-    if len(methods) == 1 and not out.is_dir():
-        return {methods[0]: out}
-    if len(methods) > 1 and (out.suffix == ".safetensors" or out.is_file()):
-        raise UsageError(f"{out}: several methods need a folder, not a file; try --out {out.parent / 'calibrators'}")
-    return {name: out / f"{name}.safetensors" for name in methods}
 
 
 def _row(calibrator: FittedCalibrator, path: Path) -> tuple[object, ...]:

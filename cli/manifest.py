@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from segcal.counted import count
 from segcal.types import Kind
 
 from .common import DebugOption, DeviceOption, JsonOption, Output, QuietOption, epilog, sub_app
@@ -74,7 +75,8 @@ def scan(
         output.warn(sentence)
     noun = "regions" if manifest.has_regions else "classes"
     output.line(
-        f"{out}: {len(manifest.cases)} cases ({len(manifest.labelled_cases)} labelled), {manifest.n_members} members"
+        f"{out}: {count(len(manifest.cases), 'case')} ({len(manifest.labelled_cases)} labelled), "
+        f"{count(manifest.n_members, 'member')}"
     )
     output.line(f"{noun}: {', '.join(manifest.class_names)} ({found.source})")
     output.line(f"next: segcal manifest check {quote(str(out))}")

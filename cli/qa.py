@@ -75,7 +75,8 @@ def qa(
         output.table(("flagged", "why"), rows[:SHOWN])
     if len(rows) > SHOWN:
         output.line(f"… and {len(rows) - SHOWN} more")
-    flagged = f"{len(rows)} of {count(len(result.cases), 'case')} {'is' if len(rows) == 1 else 'are'} flagged"
+    verb = "is" if 1 in (len(rows), len(result.cases)) else "are"
+    flagged = f"{len(rows)} of {count(len(result.cases), 'case')} {verb} flagged"
     output.line(f"{flagged}; {out}: qa.csv, qa.json, qa.html")
     output.result({"out": out, **result.json()})
     if result.failed or (strict and rows):

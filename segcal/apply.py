@@ -28,6 +28,7 @@ from segcal.checks.tell_tales import TellTales
 from segcal.errors import Interrupted, OutputError, SegcalError
 from segcal.fitted import FittedCalibrator
 from segcal.io.atomic import remove_unfinished
+from segcal.io.own_files import PAGE_FILE
 from segcal.manifest import Manifest, ManifestCase
 from segcal.types import AppliedPooling, Progress
 
@@ -39,7 +40,7 @@ class ApplyRun:
     Attributes:
         out: The folder with the files and run.json.
         done: Cases written by this run.
-        redone: Those of them that an earlier run had finished from other inputs, settings or calibrator.
+        redone: Those of them that an earlier run had finished, with what has changed since.
         skipped: Cases an earlier run had finished from the same.
         failed: Cases that could not be done, with the message; only with `keep_going`.
         n_floored: Stored probabilities of exactly 0 (and the like) that were raised to have a logarithm.
@@ -49,7 +50,7 @@ class ApplyRun:
 
     out: Path
     done: list[str] = field(default_factory=list)
-    redone: list[str] = field(default_factory=list)
+    redone: dict[str, str] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     n_floored: int = 0
@@ -115,10 +116,11 @@ def apply_calibrator(
         out,
         _fresh_record(fitted, manifest, settings, warnings),
         resume=resume,
+        chosen={case.id for case in chosen},
         inputs=input_files(manifest, chosen),
         targets=(name for case in chosen for name in possible_files(case.id)),
     )
-    job = _Job(manifest, out, record, settings)
+    job = _Job(manifest, out, record, settings, resumed=bool(record.cases))
     # Absolute, because whoever works on a case may have been started in another folder.
     work = ApplyWork(fitted, manifest, out.absolute(), settings, device)
     run = ApplyRun(out, warnings=warnings)
@@ -146,8 +148,10 @@ class _Job:
     out: Path
     record: RunRecord
     settings: ApplySettings
+    resumed: bool
     before: dict[str, CaseEntry] = field(default_factory=dict)
     standing: set[str] = field(default_factory=set)
+    changed: dict[str, str] = field(default_factory=dict)
     pace: RecordPace = field(default_factory=RecordPace)
 
     def to_do(self, cases: Sequence[ManifestCase]) -> Iterator[CaseToApply]:
@@ -155,12 +159,14 @@ class _Job:
         for case in cases:
             entry = self.record.cases.get(case.id)
             if entry is None:
+                self._remove_page()
                 yield CaseToApply(case.id)
                 continue
             self.before[case.id] = entry
             if self._stands(case, entry):
                 self.standing.add(case.id)
                 continue
+            self._remove_page()
             # From here on the files may be of either run, so the old entry no longer describes them.
             del self.record.cases[case.id]
             self.record.save(self.out)
@@ -174,8 +180,15 @@ class _Job:
                 inputs=input_fingerprints(self.manifest, case),
             )
         except SegcalError:
+            self.changed[case.id] = "input files"
             return False  # whoever reads the case says what is wrong with it
+        self.changed[case.id] = entry.differs_from(recipe)
         return entry.stands_for(recipe, self.out)
+
+    def _remove_page(self) -> None:
+        """The page of an earlier run shows what is about to change; in a new folder such a file is not ours."""
+        if self.resumed:
+            (self.out / PAGE_FILE).unlink(missing_ok=True)
 
     def failed(self, case_id: str, error: SegcalError) -> None:
         """Put the case into run.json with the message and what an earlier run left of it."""
@@ -228,7 +241,7 @@ def _run_cases(
                 run.differing[case_id] = applied.entry.n_differing
             before = job.before.get(case_id)
             if before is not None and before.status == "done":
-                run.redone.append(case_id)
+                run.redone[case_id] = job.changed[case_id]
             report()
     run.skipped = [case.id for case in cases if case.id in job.standing]
     run.warnings = (*run.warnings, *noticed.warnings())

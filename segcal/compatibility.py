@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from segcal.calibrator_info import CalibratorInfo
 from segcal.calibrators import CALIBRATORS
+from segcal.checks.calibrated_before import calibrated_folder
 from segcal.errors import MismatchError
 from segcal.manifest import Manifest
 from segcal.types import AppliedPooling
@@ -16,7 +17,7 @@ def check_compatible(info: CalibratorInfo, manifest: Manifest, pooling: AppliedP
         info: of the calibrator.
         manifest: of the data.
         pooling: how the members will be pooled, or that each is calibrated before their probabilities are averaged.
-        force: apply a shift-sensitive calibrator to the other kind of file all the same.
+        force: apply a shift-sensitive calibrator to the other kind of file, or a second one, all the same.
 
     Returns:
         Warnings: differences that do not make the result wrong, but less sure.
@@ -35,6 +36,12 @@ def check_compatible(info: CalibratorInfo, manifest: Manifest, pooling: AppliedP
         if not force:
             raise MismatchError(f"{message}, or --force where the command has it.")
         warnings.append(f"{message}; applied because of --force.")
+    calibrated = calibrated_folder(manifest)
+    if calibrated is not None:
+        message = f"{calibrated}: holds maps that segcal has calibrated; a second calibration makes them worse"
+        if not force:
+            raise MismatchError(f"{message}. Give the predictions of the network, or --force where the command has it.")
+        warnings.append(f"{message}; done because of --force.")
     return warnings + _prediction_differences(info, manifest)
 
 

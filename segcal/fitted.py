@@ -194,7 +194,9 @@ def is_translation_invariant(method: str, pooling: Pooling, *, regions: bool) ->
 def read_calibrator_file(path: Path) -> tuple[CalibratorInfo, dict[str, Tensor]]:
     """Metadata and tensors of a calibrator file of any method; raises as `load_calibrator` does."""
     if not path.is_file():
-        raise MissingFileError(f"{path}: no such calibrator file")
+        inside = sorted(file.name for file in path.glob("*.safetensors")) if path.is_dir() else []
+        hint = f"; it is a folder with {', '.join(inside)}: name one of them" if inside else ""
+        raise MissingFileError(f"{path}: no such calibrator file{hint}")
     if path.stat().st_size > MAX_FILE_BYTES:
         raise FileFormatError(f"{path}: {path.stat().st_size:,} bytes is far too large for a calibrator")
     try:

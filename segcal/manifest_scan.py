@@ -77,7 +77,7 @@ def scan(
     channels, source = _channels(members, labels, dataset_json, classes, n_channels, first)
     content: dict[str, Any] = {
         "version": 1,
-        "name": name or out.absolute().parent.name or "dataset",
+        "name": name or out.parent.resolve().name or "dataset",
         "kind": kind,
         "axes": axes,
         **channels,

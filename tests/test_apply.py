@@ -496,7 +496,7 @@ def test_progress_counts_the_cases_and_unused_names_stay_unused(tmp_path: Path) 
 
     assert calls == [("apply", 0, 2), ("apply", 1, 2), ("apply", 2, 2)]
     assert run.done == ["a", "b"]
-    assert run.skipped == run.redone == []
+    assert run.skipped == list(run.redone) == []
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         "a.nii.gz",
         "a.npz",

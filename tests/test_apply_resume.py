@@ -73,7 +73,7 @@ def test_resuming_a_finished_run_touches_nothing(tmp_path: Path, manifest: Manif
     run = apply(manifest, out, resume=True)
 
     assert run.skipped == list(CASES)
-    assert run.done == run.redone == []
+    assert run.done == list(run.redone) == []
     assert written_at(out) == times
     assert contents(out) == before
 
@@ -97,7 +97,7 @@ def test_resume_does_exactly_the_changed_case_again(tmp_path: Path, manifest: Ma
     write_member(tmp_path / "member_0" / "b.npz", random_logits(99))
     run = apply(manifest, out, resume=True)
 
-    assert (run.done, run.redone, run.skipped) == (["b"], ["b"], ["a", "c"])
+    assert (run.done, run.redone, run.skipped) == (["b"], {"b": "input files"}, ["a", "c"])
     changed = {name for name, when in written_at(out).items() if when != times[name]}
     assert changed == {"b.npz", "b.nii.gz"}
     fresh = tmp_path / "fresh"
@@ -116,7 +116,7 @@ def test_a_member_that_changes_while_it_is_read_is_read_again(
     with monkeypatch.context() as patched:
         patched.setattr(cases, "read_member", overtaken)
         apply(manifest, tmp_path / "out")
-    assert apply(manifest, tmp_path / "out", resume=True).redone == ["b"]
+    assert apply(manifest, tmp_path / "out", resume=True).redone == {"b": "input files"}
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated"])
@@ -130,7 +130,8 @@ def test_resume_repairs_files_that_were_lost_or_cut(tmp_path: Path, manifest: Ma
     else:
         target.write_bytes(target.read_bytes()[:-1])
 
-    assert apply(manifest, out, resume=True).done == ["b"]
+    run = apply(manifest, out, resume=True)
+    assert (run.done, run.redone) == (["b"], {"b": "its files"})
     assert contents(out) == before
 
 
@@ -147,9 +148,48 @@ def test_resume_with_another_calibrator_does_everything_again(tmp_path: Path, ma
     apply(manifest, out)
     run = apply(manifest, out, temperature(3.0), resume=True)
 
-    assert run.redone == list(CASES)
+    assert run.redone == dict.fromkeys(CASES, "calibrator")
     apply(manifest, tmp_path / "fresh", temperature(3.0))
     assert contents(out) == contents(tmp_path / "fresh")
+
+
+def test_maps_of_two_calibrators_never_stand_in_one_folder(tmp_path: Path, manifest: Manifest) -> None:
+    """run.json, the page and QA name one calibrator for all of them."""
+    out = tmp_path / "out"
+    apply(manifest, out)
+    before = contents(out)
+    with pytest.raises(UsageError, match=r"2 maps of another calibrator \(ts; a, c\) would stay .*--out"):
+        apply(manifest, out, temperature(3.0), resume=True, cases=["b"])
+    assert contents(out) == before
+    assert apply(manifest, out, resume=True, cases=["b"]).skipped == ["b"]
+
+
+def test_a_page_goes_when_what_it_shows_changes_and_not_before(tmp_path: Path, manifest: Manifest) -> None:
+    page = tmp_path / "out" / "report.html"
+    page.parent.mkdir()
+    page.write_text("of somebody else")
+    apply(manifest, page.parent)
+    assert page.is_file()
+    apply(manifest, page.parent, resume=True)
+    assert page.is_file()
+    apply(manifest, page.parent, temperature(3.0), resume=True)
+    assert not page.exists()
+
+
+def test_a_run_that_wrote_nothing_does_not_stand_in_the_way(tmp_path: Path, manifest: Manifest) -> None:
+    member = tmp_path / "member_0" / "a.npz"
+    whole = member.read_bytes()
+    member.write_bytes(whole[:100])
+    with pytest.raises(FileFormatError):
+        apply(manifest, tmp_path / "out")
+    member.write_bytes(whole)
+    assert apply(manifest, tmp_path / "out").done == list(CASES)
+
+
+def test_resume_with_other_settings_says_which(tmp_path: Path, manifest: Manifest) -> None:
+    apply(manifest, tmp_path / "out")
+    run = apply(manifest, tmp_path / "out", format="nifti", dtype="uint16", resume=True)
+    assert run.redone == dict.fromkeys(CASES, "format, dtype")
 
 
 def test_resume_with_other_settings_leaves_no_file_of_the_old_ones(tmp_path: Path, manifest: Manifest) -> None:
@@ -263,7 +303,7 @@ def test_keep_going_does_the_others_and_resume_the_repaired_one(tmp_path: Path, 
 
     (tmp_path / "member_0" / "b.npz").write_bytes(good)
     again = apply(manifest, out, resume=True)
-    assert (again.done, again.skipped, again.redone) == (["b"], ["a", "c"], [])
+    assert (again.done, again.skipped, again.redone) == (["b"], ["a", "c"], {})
     apply(manifest, tmp_path / "fresh")
     assert contents(out) == contents(tmp_path / "fresh")
 

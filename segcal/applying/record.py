@@ -7,7 +7,7 @@ are finished: whatever interrupts a run, every case that run.json calls done is 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from segcal.applying.possible_files import possible_files
 from segcal.applying.stored import MapFormat, StorageType
+from segcal.counted import count
 from segcal.errors import FileFormatError, UsageError
 from segcal.io.atomic import remove_unfinished, write_text_atomic
 from segcal.manifest_models import CaseId
@@ -80,6 +81,16 @@ class CaseEntry(_Entry):
     error: str | None = None
     seconds: dict[str, float] = Field(default_factory=dict)
 
+    def differs_from(self, recipe: Recipe) -> str:
+        """What keeps the files of a finished case from being taken over, in words."""
+        if self.recipe is None or self.recipe == recipe:
+            return "its files"
+        parts = ["calibrator"] if self.recipe.calibrator_sha256 != recipe.calibrator_sha256 else []
+        was, wanted = self.recipe.settings.model_dump(), recipe.settings.model_dump()
+        parts += [name for name in wanted if was[name] != wanted[name]]
+        parts += ["input files"] if self.recipe.inputs != recipe.inputs else []
+        return ", ".join(parts)
+
     def stands_for(self, recipe: Recipe, out: Path) -> bool:
         """Whether the files are still there, whole, and made from exactly this."""
         return (
@@ -122,13 +133,16 @@ class RunRecord(BaseModel):
         write_text_atomic(out / RECORD_NAME, text + "\n")
 
 
-def open_record(out: Path, fresh: RunRecord, *, resume: bool, inputs: set[Path], targets: Iterable[str]) -> RunRecord:
+def open_record(
+    out: Path, fresh: RunRecord, *, resume: bool, chosen: Collection[str], inputs: set[Path], targets: Iterable[str]
+) -> RunRecord:
     """Start the record of a run, or take up the one in the folder, and write it.
 
     Args:
         out: The run's folder; made when it is not there.
         fresh: The record of a run that has not done anything yet.
         resume: Whether a record in the folder may be continued.
+        chosen: The cases of the run.
         inputs: Files the run reads; none of them may be overwritten.
         targets: Names the run may write, relative to `out`.
 
@@ -136,11 +150,14 @@ def open_record(out: Path, fresh: RunRecord, *, resume: bool, inputs: set[Path],
         UsageError: The folder belongs to another run, to something else or to the inputs.
     """
     before = load_record(out)
-    if before is not None and not resume:
+    n_written = 0 if before is None else sum(bool(entry.outputs) for entry in before.cases.values())
+    if n_written and not resume:
         raise UsageError(
-            f"{out}: already holds a run ({RECORD_NAME}, {len(before.cases)} cases). "
+            f"{out}: already holds a run ({RECORD_NAME}, {count(n_written, 'case')}). "
             "Add --resume to continue it, or choose another folder with --out."
         )
+    if before is not None:
+        _refuse_mixture(out, before, fresh, chosen)
     for target in targets:
         _refuse_taken(out, target, inputs, ours=before is not None)
     if before is not None:
@@ -168,6 +185,22 @@ def load_record(out: Path) -> RunRecord | None:
             f"{path}: not the record of a `segcal apply` run ({where}: {first['msg'].removeprefix('Value error, ')}). "
             "Choose another folder with --out, or remove the file if it belongs to nothing."
         ) from error
+
+
+def _refuse_mixture(out: Path, before: RunRecord, fresh: RunRecord, chosen: Collection[str]) -> None:
+    """A folder says of all its maps by which calibrator they were made."""
+    left = [
+        case_id
+        for case_id, entry in before.cases.items()
+        if case_id not in chosen
+        and entry.recipe is not None
+        and entry.recipe.calibrator_sha256 != fresh.calibrator_sha256
+    ]
+    if left:
+        raise UsageError(
+            f"{out}: {count(len(left), 'map')} of another calibrator ({before.method}; {', '.join(left[:3])}) would "
+            "stay beside those of this one. Choose another --out, or apply to all its cases."
+        )
 
 
 def _refuse_taken(out: Path, target: str, inputs: set[Path], *, ours: bool) -> None:

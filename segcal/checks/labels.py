@@ -55,7 +55,7 @@ def unseen_findings(manifest: Manifest, seen: Collection[int]) -> list[Finding]:
         return []
     noun = "class" if manifest.regions is None else "region"
     text = (
-        f"no label shows the {noun} {', '.join(absent)}; it cannot be calibrated or evaluated. "
+        f"no label shows {', '.join(absent)}: no such {noun} can be calibrated or evaluated. "
         "Check the order of the names and the label files, or add cases that show it."
     )
     return [Finding("class_never_seen", "warning", None, None, text)]

@@ -29,13 +29,13 @@ from segcal.evaluation.summary import BootstrapSettings, to_json
 from segcal.evaluation.tables import differences_csv
 from segcal.io.archive import write_npz
 from segcal.io.atomic import atomic_write, check_folder, write_text_atomic
-from segcal.io.own_files import check_replaceable
+from segcal.io.own_files import PAGE_FILE, check_replaceable
 from segcal.metrics.summary import json_number
 
 UNCALIBRATED = "uncalibrated"
 MOST_LOCAL_ROWS = 20_000
 """Local errors look at all pairs of rows; with more rows than this they are left out, and the summary says so."""
-SUMMARY_FILE, BINS_FILE, ROWS_FILE, PAGE_FILE = "summary.json", "bins.npz", "rows.npz", "report.html"
+SUMMARY_FILE, BINS_FILE, ROWS_FILE = "summary.json", "bins.npz", "rows.npz"
 RESULT_FILES = (
     *(SUMMARY_FILE, BINS_FILE, ROWS_FILE, PAGE_FILE),
     *("classes.csv", "differences.csv", "table.md", "table.tex"),

@@ -18,6 +18,7 @@ from segcal.classification.base import RowMethod
 from segcal.classification.losses.soft_ece import SoftBinnedECE
 from segcal.classification.one_vs_rest import check_labelled
 from segcal.classification.samples import Samples
+from segcal.counted import count
 from segcal.errors import ParameterError
 from segcal.fitting.exact import FEW_VOXELS
 
@@ -66,7 +67,7 @@ class _SearchedTemperature(RowMethod):
     def _of(cls, temperature: float, n_rows: int) -> Self:
         warnings = []
         if n_rows < FEW_VOXELS:  # where `ts` says so
-            warnings.append(f"{cls.name} was fitted on only {n_rows} rows")
+            warnings.append(f"{cls.name}: fitted on only {count(n_rows, 'row')}")
         if not T_MIN * 1.01 < temperature < T_MAX / 1.01:
             warnings.append(
                 f"{cls.name}: the temperature ran to its bound {temperature:g}; the scores are constant or always right"

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -27,15 +27,13 @@ from segcal.evaluation.work import MeasureWork
 from segcal.fitted import FittedCalibrator
 from segcal.io.archive import write_npz
 from segcal.io.atomic import atomic_write, check_folder, write_text_atomic
-from segcal.io.own_files import check_replaceable
+from segcal.io.own_files import PAGE_FILE, check_replaceable
 from segcal.manifest import Manifest
 from segcal.metrics import MetricSettings
 from segcal.types import Progress
 
-SUMMARY_FILE, PICTURES, PAGE_FILE = "summary.json", "pictures", "report.html"
+SUMMARY_FILE, PICTURES = "summary.json", "pictures"
 RESULT_FILES = (SUMMARY_FILE, CASES_FILE, BINS_FILE, "table.md", "table.tex", "differences.csv")
-RUNS = ("evaluate", "study")
-"""What writes them; their summary.json says which of the two."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,7 +219,7 @@ def run_context(
     }
 
 
-def check_results_folder(folder: Path) -> None:
+def check_results_folder(folder: Path, run: Literal["evaluate", "study"]) -> None:
     """Say before the work that results cannot be written into a folder, or would replace files of somebody else."""
     check_folder(folder)
     pictures = (f"{PICTURES}/{path.name}" for path in (folder / PICTURES).glob("*.npz"))
@@ -229,7 +227,7 @@ def check_results_folder(folder: Path) -> None:
         folder,
         [*RESULT_FILES, PAGE_FILE, *pictures],
         record=SUMMARY_FILE,
-        ours=lambda summary: summary.get("run") in RUNS,
+        ours=lambda summary: summary.get("run") == run,
     )
 
 

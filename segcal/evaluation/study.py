@@ -297,9 +297,9 @@ def _open_folder(out: Path, identity: Mapping[str, Any], *, resume: bool) -> Non
             raise UsageError(f"{out} holds another study: {_changes(before, identity)}; choose another --out")
         remove_unfinished(out, (FITS, REPEATS, SHIFTED, PICTURES))
         return
-    check_results_folder(out)
+    check_results_folder(out, "study")
     if identity["shifted"] is not None:
-        check_results_folder(out / SHIFTED)
+        check_results_folder(out / SHIFTED, "study")
     write_text_atomic(path, text)
 
 

@@ -18,6 +18,7 @@ import SimpleITK
 from numpy.typing import NDArray
 from PIL import Image
 
+from segcal.counted import count
 from segcal.errors import DataError, FileFormatError
 from segcal.io.archive import BEYOND_LIMIT, DEFAULT_LIMIT_BYTES, AnyArray
 from segcal.io.nifti import is_nifti, read_nifti, read_nifti_header, scaled_values
@@ -102,7 +103,7 @@ def _whole_numbers(path: Path, values: AnyArray) -> AnyArray:
     if not whole.all():
         example = values[~whole].flat[0]
         raise DataError(
-            f"{path}: {int((~whole).sum()):,} labels are not whole numbers, for example {example}. "
+            f"{path}: not whole numbers in {count(int((~whole).sum()), 'voxel')}, for example {example}. "
             "Was the label map resampled with interpolation? Use nearest neighbour."
         )
     return values.astype(np.int32)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from segcal.errors import UsageError
+
+PAGE_FILE = "report.html"
+"""What `segcal report` writes into a folder of results; it goes when the results do."""
 
 
 def check_replaceable(
@@ -30,6 +34,26 @@ def check_replaceable(
             f"{folder / taken[0]}: already exists, and {record} does not say that this command wrote it. "
             "Choose another folder with --out."
         )
+
+
+def check_replaceable_file(path: Path, what: Literal["calibrator", "page"]) -> None:
+    """Refuse to write a single file over one that is something else, such as an input that was named by mistake.
+
+    Raises:
+        UsageError: it is there and does not begin as such a file does.
+    """
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        begin = file.read(512)
+    if not _BEGINS[what].match(begin):
+        raise UsageError(f"{path}: already exists and is no {what}; choose another --out.")
+
+
+_BEGINS = {
+    "calibrator": re.compile(rb".{8}\{", re.DOTALL),  # safetensors: the length of a JSON header, and the header
+    "page": re.compile(rb"\s*<!doctype html", re.IGNORECASE),
+}
 
 
 def _is_ours(path: Path, ours: Callable[[Mapping[str, Any]], bool]) -> bool:

@@ -147,7 +147,9 @@ class Bootstrap:
         percentile = {scheme: self._percentile(values[:, k]) for scheme, values in self._aces.items()}
         basic = {scheme: _reflect(mean, interval) for scheme, interval in percentile.items()}
         noise = self._noise[:, k][np.isfinite(self._noise[:, k])]
-        limit = float(np.quantile(noise, self._confidence_level)) if noise.size else math.nan
+        # With one subject every resample is the set itself, and tells nothing of chance.
+        one_subject = len({subject for repeat in self.scores.subjects for subject in repeat}) < 2
+        limit = math.nan if one_subject or not noise.size else float(np.quantile(noise, self._confidence_level))
         return AceEstimate(mean, by_repeat, percentile, basic, limit)
 
     def compare(self, first: str, second: str, column: str, better: Direction) -> Comparison:

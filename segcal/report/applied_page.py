@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from segcal.applying.record import RECORD_NAME, CaseEntry, RunRecord, load_record
 from segcal.counted import count
@@ -41,7 +42,7 @@ def applied_page(folder: Path) -> str:
         cautions=_cautions(record),
         facts=_facts(record),
         lines=[_line(case, entry) for case, entry in sorted(record.cases.items())],
-        commands=[f"segcal qa {folder.name} --out qa"],
+        commands=[f"segcal qa {quote(str(folder))} --out qa"],
     )
 
 

@@ -20,7 +20,11 @@ def definitions(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("ECE", _ece(metrics)),
         ("BA-ECE", _ba_ece(metrics)),
         ("ACE", _ace(metrics)),
-        ("DSC", f"Dice score of the segmentation, mean over {counted} that are present; then mean over cases."),
+        (
+            "DSC",
+            f"Dice score of the segmentation, mean over {counted} that the label or the segmentation has; "
+            "then mean over cases.",
+        ),
         (
             "flips",
             "Voxels whose predicted class differs from that of the uncalibrated ensemble with the same pooling. "

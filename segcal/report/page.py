@@ -9,10 +9,10 @@ from typing import Any
 from segcal.applying.record import RECORD_NAME
 from segcal.counted import count
 from segcal.errors import MissingFileError, UsageError
-from segcal.evaluation.run import PAGE_FILE
 from segcal.evaluation.summary import HEADLINE
 from segcal.evaluation.tables import TITLES
 from segcal.io.atomic import write_text_atomic
+from segcal.io.own_files import PAGE_FILE, check_replaceable_file
 from segcal.report import provenance
 from segcal.report.applied_page import applied_page
 from segcal.report.case_list import DETAIL, case_list
@@ -55,6 +55,7 @@ def write_report(
     path = folder / PAGE_FILE if out is None else out
     if path.is_dir():
         raise UsageError(f"{path}: is a folder; --out names the page itself, for example {path / PAGE_FILE}")
+    check_replaceable_file(path, "page")
     write_text_atomic(path, report_page(folder, max_pictures=max_pictures, progress=progress))
     return path
 

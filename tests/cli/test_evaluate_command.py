@@ -40,6 +40,22 @@ def test_the_page_of_an_earlier_run_does_not_stay_beside_other_numbers(tmp_path:
     assert not page.exists()
 
 
+def test_a_study_is_not_replaced_by_an_evaluation(tmp_path: Path) -> None:
+    write_ensemble(tmp_path, n_cases=2)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "summary.json").write_text('{"run": "study"}', encoding="utf-8")
+    assert evaluate(tmp_path).exit_code == 2
+
+
+def test_a_folder_of_calibrators_is_told_by_what_it_holds(tmp_path: Path) -> None:
+    write_ensemble(tmp_path, n_cases=2)
+    for method in ("dc", "ts"):
+        make_fitted(method).save(tmp_path / "cals" / f"{method}.safetensors")
+    result = evaluate(tmp_path, "--calibrator", tmp_path / "cals")
+    assert result.exit_code == 1
+    assert "it is a folder with dc.safetensors, ts.safetensors: name one of them" in " ".join(result.stderr.split())
+
+
 @pytest.mark.parametrize("name", ["summary.json", "cases.csv", "report.html", "pictures/case_00.npz"])
 def test_files_of_somebody_else_are_not_replaced(tmp_path: Path, name: str) -> None:
     """nnU-Net keeps a summary.json of its own in the folders of its validation."""

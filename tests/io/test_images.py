@@ -107,7 +107,7 @@ def test_labels_stored_as_floats_must_be_whole_numbers(tmp_path: Path, ending: s
     for bad in (0.5, np.nan, np.inf, 1e20):
         values[0, 0, 1] = bad
         SimpleITK.WriteImage(SimpleITK.GetImageFromArray(values), str(path))
-        with pytest.raises(DataError, match=r"case.*1 labels are not whole numbers.*nearest neighbour"):
+        with pytest.raises(DataError, match=r"case.*not whole numbers in 1 voxel,.*nearest neighbour"):
             read_labels(path)
 
 

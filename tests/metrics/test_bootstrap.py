@@ -127,6 +127,15 @@ def test_a_miscalibrated_pipeline_lies_above_the_noise_limit() -> None:
     assert estimate.noise_limit == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.parametrize(("subjects", "known"), [(("s0", "s0", "s0"), False), (("s0", "s0", "s1"), True)])
+def test_one_subject_tells_nothing_of_noise(subjects: tuple[str, ...], known: bool) -> None:
+    """Every resample of one is the set itself: a limit of 0 would call any error real."""
+    counts = np.full((1, 3, 1, N_BINS), 200.0)
+    table = np.stack([counts, 0.5 * counts, 0.4 * counts], axis=-2)
+    scores = CaseScores(("a",), (), (subjects,), (np.zeros((1, 0, 3)),), (table,))
+    assert np.isfinite(Bootstrap(scores, n_replicates=50).ace("a").noise_limit) == known
+
+
 def test_the_interval_of_one_repeat_has_the_width_of_the_standard_error() -> None:
     values = np.random.default_rng(1).normal(size=400)
     subjects = (tuple(f"s{k}" for k in range(400)),)
