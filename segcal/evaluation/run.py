@@ -21,6 +21,7 @@ from segcal.evaluation.measure import MeasuredCase
 from segcal.evaluation.pictures import CasePicture
 from segcal.evaluation.pipelines import Pipeline, baselines, calibrated_pipeline, check_names, member_pipeline
 from segcal.evaluation.records import BINS_FILE, CASES_FILE, CaseRecord, Records
+from segcal.evaluation.seen_cases import calibration_cases_met, fitted_on_manifest
 from segcal.evaluation.summary import BootstrapSettings, summarise, to_json
 from segcal.evaluation.tables import differences_csv, latex_table, markdown_table
 from segcal.evaluation.work import MeasureWork
@@ -99,8 +100,8 @@ def evaluate(
     if each_member:
         chosen += [member_pipeline(pipeline) for pipeline in chosen]
     warnings = [text for p in chosen for text in p.fitted.check_compatible(manifest, p.applied, force=force)]
-    if cases is None and (split is None or subset != "test"):
-        warnings += _seen_in_fitting(manifest, chosen)
+    everything = cases is None and (split is None or subset != "test")
+    told = fitted_on_manifest(manifest, chosen) if everything else []
     pipelines = [*baselines(manifest), *chosen]
     check_names(pipelines)
     ids = case_ids(manifest, split, subset, cases)
@@ -121,6 +122,7 @@ def evaluate(
                 progress("evaluating", done, len(ids))
     if not measured:
         raise DataError(f"manifest {manifest.name!r}: no case could be evaluated")
+    warnings += told or calibration_cases_met(chosen, measured)
     records = to_records(manifest, measured, repeat=0)
     context = run_context("evaluate", manifest, measured, pictured=pictured, failed=failed, warnings=warnings)
     context |= {"split": split, "subset": None if split is None else subset}
@@ -128,17 +130,6 @@ def evaluate(
     summary = summarise(records, pipelines, settings, bootstrap or BootstrapSettings(), context, hashes)
     pictures = {m.case_id: m.picture for m in measured if m.picture is not None}
     return Evaluation(records, summary, pictures, failed)
-
-
-def _seen_in_fitting(manifest: Manifest, pipelines: Sequence[Pipeline]) -> list[str]:
-    """Numbers on the cases a calibrator was fitted on flatter it."""
-    fitted_here = [p.name for p in pipelines if p.fitted.info.manifest_sha256 == manifest.sha256]
-    if not fitted_here:
-        return []
-    return [
-        f"{', '.join(fitted_here)}: fitted on this manifest, and its calibration or validation cases are among those "
-        "measured: the numbers are too good. Use `--split K --subset test`, other cases, or `segcal study`"
-    ]
 
 
 def case_ids(manifest: Manifest, split: int | None, subset: str, cases: Sequence[str] | None) -> list[str]:

@@ -226,6 +226,18 @@ def test_measuring_on_the_cases_of_the_fit_is_said_to_flatter(
     assert not any("the numbers are too good" in text for text in held_out.summary["warnings"])
 
 
+def test_calibration_cases_are_known_by_their_numbers_whatever_the_manifest_is_called(
+    phantom: Manifest, fitted: dict[str, FittedCalibrator]
+) -> None:
+    split = phantom.splits[0]
+    chosen = [split.calibration[0], split.test[0]]
+    found = evaluate(phantom, fitted, cases=chosen, bootstrap=QUICK, device=CPU)
+    told = [text for text in found.summary["warnings"] if "the numbers are too good" in text]
+    assert len(told) == 1
+    assert f"fitted on 1 case of those measured ({split.calibration[0]})" in told[0]
+    assert all(name in told[0].split(":")[0].split(", ") for name in fitted)
+
+
 def test_calibrators_on_each_member_have_rows_of_their_own(
     phantom: Manifest, fitted: dict[str, FittedCalibrator]
 ) -> None:
