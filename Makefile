@@ -54,7 +54,7 @@ bench: setup ## speed and memory, one script after the other (about 25 minutes; 
 experiments: setup ## what the tables on methods, losses, intervals and QA in docs/ come from (hours)
 	@set -e; for script in $(EXPERIMENTS); do echo "== $$script"; $(BIN)/python "$$script"; done
 
-bench-quick: setup ## those with a short form on small data, in about a minute: shows that they run, not how fast
+bench-quick: setup ## those with a short form, on small data, in about a minute: shows that they run, not how fast
 	@set -e; for script in $(QUICK_BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" --quick; done
 
 chromium: ## install chromium and its driver for the browser tests, if missing and you are root; never fails

@@ -1,7 +1,7 @@
 """What a benchmark found, for machines: benchmarks/results/latest.json, a list of {name, value, unit, target, ok}.
 
 Every script replaces its own entries by name and leaves the others alone. Entries of a quick run start with `quick/`,
-so they never stand in for real ones.
+so they never stand in for real ones, and have no target: small data show that a script runs, not how fast.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from segcal.io.atomic import write_text_atomic
@@ -55,8 +55,7 @@ def record(entries: Iterable[Entry], *, quick: bool = False) -> None:
     path = results_file()
     known = {one["name"]: one for one in json.loads(path.read_bytes())} if path.is_file() else {}
     for one in entries:
-        row = asdict(one)
-        row["name"] = f"{QUICK if quick else ''}{one.name}"
+        row = asdict(replace(one, name=f"{QUICK}{one.name}", target=None, ok=None) if quick else one)
         known[row["name"]] = row
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomic(path, json.dumps([known[name] for name in sorted(known)], indent=1) + "\n")

@@ -42,6 +42,7 @@ class Bench:
     cases: list[int]
     n_few: int
     trials: int
+    n_turns: int
     entries: list[Entry] = field(default_factory=list)
 
     def manifest(self, n_cases: int, kind: Kind = "logits") -> Path:
@@ -120,13 +121,13 @@ def measure_apply(bench: Bench) -> None:
 
 
 def apply_one(bench: Bench, calibrator: Path, manifest: Path, dtype: str, name: str) -> None:
-    """An apply run and the floor of the maps it wrote, in turns, twice; of each the cheaper counts.
+    """An apply run and the floor of the maps it wrote, in turns; of each the cheaper run counts.
 
     On a virtual machine whoever first touches memory pays for the host's handing it over: up to 1.7 CPU s of 9.
     """
     out, packed = bench.scratch / "apply", bench.scratch / "apply_floor"
     costs, floors = [], []
-    for _ in range(2):
+    for _ in range(bench.n_turns):
         costs.append(segcal("apply", calibrator, manifest, "--out", out, "--dtype", dtype, "--quiet"))
         floor = script("_floor.py", manifest, "--maps", out, "--out", packed)
         floors.append(floor.without(**floor.said()))
@@ -222,6 +223,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
             cases=sorted(options.cases or ([2, 4] if quick else [5, 10, 20])),
             n_few=options.few or (1 if quick else 3),
             trials=options.trials or (3 if quick else 20),
+            n_turns=1 if quick else 2,
         )
         bench.manifest(max(*bench.cases, bench.n_few))  # data are made before anything is measured
         if not quick:

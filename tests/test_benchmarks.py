@@ -67,7 +67,8 @@ def test_an_entry_is_replaced_by_name_and_others_stay(results: ModuleType, tmp_p
 
     found = read_entries(tmp_path / "latest.json")
 
-    assert {name: one["ok"] for name, one in found.items()} == {"a": True, "b": None, "quick/a": False}
+    assert {name: one["ok"] for name, one in found.items()} == {"a": True, "b": None, "quick/a": None}
+    assert found["quick/a"]["target"] is None
 
 
 @pytest.mark.parametrize(
@@ -175,6 +176,5 @@ def test_a_quick_run_prints_its_table_and_writes_quick_entries_only(tmp_path: Pa
 
     assert "| fit 8 methods, 2 cases |" in done.stdout
     assert all(name.startswith("quick/brats/") for name in found)
-    ratio = found["quick/brats/fit 2 cases/cpu over floor"]
-    assert ratio["target"] == 2.0
-    assert ratio["ok"] is (ratio["value"] <= 2.0)  # type: ignore[operator]
+    assert found["quick/brats/fit 2 cases/cpu over floor"]["value"] > 0  # type: ignore[operator]
+    assert all(one["target"] is None for one in found.values())
