@@ -89,7 +89,6 @@ def apply(
     also in the stored maps. A run that was stopped is continued with --resume.
     """
     from segcal.apply import apply_calibrator
-    from segcal.device import resolve_device
     from segcal.fitted import load_calibrator
 
     output = Output(json=json, quiet=quiet)
@@ -103,7 +102,7 @@ def apply(
             fitted,
             manifest,
             out,
-            device=resolve_device(device),
+            device=device,
             format=format,
             dtype=dtype,
             pooling=pooling,

@@ -37,7 +37,6 @@ def audit(
     calibrator declares does not hold.
     """
     from segcal.audit import audit_calibrator
-    from segcal.device import resolve_device
     from segcal.fitted import load_calibrator
     from segcal.manifest import Manifest
 
@@ -49,7 +48,7 @@ def audit(
             fitted,
             data,
             seed=seed,
-            device=resolve_device(device, sums=True),
+            device=device,
             force=force,
             cases=case,
             progress=progress,

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from segcal.device import resolve_device
 from segcal.errors import UsageError
 from segcal.evaluation.pipelines import pipeline_name
 from segcal.evaluation.run import check_results_folder
@@ -84,7 +83,7 @@ def evaluate(
             each_member=each_member,
             keep_going=keep_going,
             force=force,
-            device=resolve_device(device, sums=True),
+            device=device,
             progress=progress,
             case_map=case_map,
         )

@@ -10,7 +10,6 @@ import typer
 
 from segcal.calibrators import CALIBRATORS
 from segcal.choosing import CRITERION_NAMES, Candidate, Criterion, choose_calibrator
-from segcal.device import resolve_device
 from segcal.errors import UsageError
 from segcal.fitted import FittedCalibrator
 from segcal.fitting.run import fit_many
@@ -102,7 +101,7 @@ def fit(
         "polished": polish,
         "force": force,
         "storage": storage,
-        "device": resolve_device(device, sums=True),
+        "device": device,
     }
     with chosen_workers(output, scheduler, workers) as case_map, output.stages() as progress:
         if automatic:

@@ -44,7 +44,6 @@ def qa(
     A case that cannot be read is listed and makes the exit code 1.
     """
     from segcal.counted import count
-    from segcal.device import resolve_device
     from segcal.fitted import load_calibrator
     from segcal.qa import QaResult, load_qa_settings, run_qa
     from segcal.qa.results import check_qa_folder
@@ -61,7 +60,7 @@ def qa(
             settings=settings,
             cases=case,
             force=force,
-            device=resolve_device(device, sums=True),
+            device=device,
             progress=progress,
             case_map=case_map,
         )

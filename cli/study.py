@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from segcal.device import resolve_device
 from segcal.evaluation.study import study as run_study
 from segcal.evaluation.study_settings import load_study_settings
 from segcal.evaluation.summary import HEADLINE
@@ -64,7 +63,7 @@ def study(
             out,
             shifted=None if shifted is None else Manifest.load(shifted),
             resume=resume,
-            device=resolve_device(device, sums=True),
+            device=device,
             progress=progress,
             case_map=case_map,
         )

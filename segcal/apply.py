@@ -25,6 +25,7 @@ from segcal.applying.stored import MapFormat, StorageType, check_storage
 from segcal.applying.work import ApplyWork, CaseToApply
 from segcal.case_map import CaseMap, in_process
 from segcal.checks.tell_tales import TellTales
+from segcal.device import resolve_device
 from segcal.errors import Interrupted, OutputError, SegcalError
 from segcal.fitted import FittedCalibrator
 from segcal.io.atomic import remove_unfinished
@@ -63,7 +64,7 @@ def apply_calibrator(
     manifest: Manifest,
     out: Path,
     *,
-    device: torch.device,
+    device: torch.device | str = "auto",
     format: MapFormat = "nnunet",
     dtype: StorageType = "float32",
     pooling: AppliedPooling | None = None,
@@ -83,6 +84,7 @@ def apply_calibrator(
     run.json names a case only after its files are finished.
 
     Args:
+        device: Where voxels are processed.
         format: nnU-Net's `.npz`, or NIfTI with the case's true affine.
         dtype: float32; float16 (nnunet only); uint16 in steps of 1/65535 with scl_slope (nifti only).
         pooling: How members are pooled; that of the calibrator when absent. `members-probabilities` calibrates each
@@ -122,7 +124,7 @@ def apply_calibrator(
     )
     job = _Job(manifest, out, record, settings, resumed=bool(record.cases))
     # Absolute, because whoever works on a case may have been started in another folder.
-    work = ApplyWork(fitted, manifest, out.absolute(), settings, device)
+    work = ApplyWork(fitted, manifest, out.absolute(), settings, resolve_device(device))
     run = ApplyRun(out, warnings=warnings)
     try:
         with job.pace.saved_at_the_end(record, out):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from segcal.calibrators.base import Preserves
 from segcal.cases import CaseData, load_case
+from segcal.device import resolve_device
 from segcal.fitted import FittedCalibrator
 from segcal.manifest import Manifest
 from segcal.metrics.energy import FreeEnergy
@@ -147,7 +148,7 @@ def audit_calibrator(
     manifest: Manifest,
     *,
     seed: int = 0,
-    device: torch.device,
+    device: torch.device | str = "auto",
     force: bool = False,
     cases: Sequence[str] | None = None,
     progress: Progress | None = None,
@@ -156,16 +157,18 @@ def audit_calibrator(
 
     Args:
         seed: Shifts are drawn from (seed, case id), so they do not depend on the choice or order of cases.
+        device: Where voxels are processed.
         force: Audit in spite of a mismatch between calibrator and manifest.
         cases: Ids to look at; all when absent.
     """
+    on_device = resolve_device(device, sums=True)
     warnings = fitted.check_compatible(manifest, fitted.info.pooling, force=force)
     chosen = manifest.cases if cases is None else tuple(manifest.case(case_id) for case_id in cases)
     found = []
     for done, case in enumerate(chosen):
         if progress is not None:
             progress("audit", done, len(chosen))
-        data = load_case(manifest, case, pooling=fitted.info.pooling, device=device, with_labels=False)
+        data = load_case(manifest, case, pooling=fitted.info.pooling, device=on_device, with_labels=False)
         found.append(audit_case(fitted, data, regions=manifest.has_regions, seed=seed))
         del data
     if progress is not None:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 
+from segcal.apply import apply_calibrator
+from segcal.audit import audit_calibrator
 from segcal.device import resolve_device
 from segcal.errors import UsageError
+from segcal.evaluation.run import evaluate
+from segcal.evaluation.study import study
+from segcal.fitting.run import fit_many
+from segcal.manifest_check import check_manifest
+from segcal.qa.run import run_qa
+from tests.apply_data import temperature
+from tests.fit_data import write_ensemble
 
 
 @pytest.fixture
@@ -33,3 +46,19 @@ def test_unknown_and_absent_devices_are_named(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(UsageError, match="'cuda' is not available"):
         resolve_device("cuda")
     assert resolve_device(torch.device("cpu"), sums=True) == torch.device("cpu")
+
+
+@pytest.mark.parametrize("run", [fit_many, evaluate, study, apply_calibrator, audit_calibrator, run_qa, check_manifest])
+def test_whatever_works_on_voxels_takes_a_device_by_its_name(run: Callable[..., object]) -> None:
+    assert inspect.signature(run).parameters["device"].annotation == "torch.device | str"
+
+
+def test_a_map_is_made_on_the_device_named(tmp_path: Path) -> None:
+    manifest = write_ensemble(tmp_path, n_cases=1)
+    assert apply_calibrator(temperature(2.0), manifest, tmp_path / "out", device="cpu").done == ["case_00"]
+    with pytest.raises(UsageError, match="unknown device 'gpu'"):
+        apply_calibrator(temperature(2.0), manifest, tmp_path / "other", device="gpu")
+    with pytest.raises(UsageError, match="unknown device 'gpu'"):
+        run_qa(manifest, calibrator=temperature(2.0), device="gpu")
+    with pytest.raises(UsageError, match="unknown device 'gpu'"):
+        audit_calibrator(temperature(2.0), manifest, device="gpu")

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from segcal.case_map import CaseMap, in_process
+from segcal.device import resolve_device
 from segcal.errors import OutputError, SegcalError, UsageError
 from segcal.fitted import FittedCalibrator
 from segcal.manifest import Manifest
@@ -37,7 +38,7 @@ def run_qa(
     settings: QaSettings | None = None,
     cases: Sequence[str] | None = None,
     force: bool = False,
-    device: torch.device | None = None,
+    device: torch.device | str = "auto",
     progress: Progress | None = None,
     case_map: CaseMap = in_process,
     keep: Keep | None = None,
@@ -53,13 +54,14 @@ def run_qa(
         settings: Thresholds; the shipped ones when absent.
         cases: Ids to look at; all when absent.
         force: For a manifest: apply in spite of a mismatch that can be overridden.
-        device: Where to compute; the CPU when absent.
+        device: Where voxels are processed.
         case_map: Where the cases are worked on; here, one after the other, by default.
         keep: Called with the maps and the numbers of every case, where the case is worked on; what it returns is in
             the result. A file that it cannot write ends the run.
     """
     settings = settings or load_qa_settings()
-    opened = _open(source, calibrator, images, cases, force, device or torch.device("cpu"), keep_case=keep is not None)
+    on_device = resolve_device(device, sums=True)
+    opened = _open(source, calibrator, images, cases, force, on_device, keep_case=keep is not None)
     done: list[FlaggedCase] = []
     failed: dict[str, str] = {}
     slices: dict[str, QaSlice] = {}

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from segcal.device import resolve_device
 from segcal.errors import UsageError
 from segcal.evaluation.pipelines import pipeline_name
 from segcal.evaluation.run import evaluate
@@ -37,7 +36,7 @@ def run_evaluate(request: EvaluateRequest, job: JobFolder, context: WorkContext)
         split=request.split,
         subset=request.subset or "test",
         keep_going=True,
-        device=resolve_device(context.device, sums=True),
+        device=context.device,
         progress=context.progress,
         case_map=context.case_map,
     )

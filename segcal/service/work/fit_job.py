@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from segcal.device import resolve_device
 from segcal.fitted import FittedCalibrator
 from segcal.fitting.run import fit_many
 from segcal.service.requests import FitRequest
@@ -20,7 +19,7 @@ def run_fit(request: FitRequest, job: JobFolder, context: WorkContext) -> Outcom
         split=request.split,
         trials=request.trials,
         seed=request.seed,
-        device=resolve_device(context.device, sums=True),
+        device=context.device,
         progress=context.progress,
         case_map=context.case_map,
     )

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from segcal.device import resolve_device
 from segcal.errors import OutputError, SegcalError
 from segcal.fitted import FittedCalibrator
 from segcal.io.atomic import remove_unfinished
@@ -108,7 +107,7 @@ def look(
         source,
         calibrator=fitted,
         cases=cases,
-        device=resolve_device(context.device, sums=True),
+        device=context.device,
         progress=context.progress,
         case_map=context.case_map,
         keep=keep,
