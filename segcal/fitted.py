@@ -26,6 +26,7 @@ from segcal.preserve import keep_decision
 from segcal.regions import RegionCalibrator
 from segcal.slabs import BySlabs
 from segcal.types import AppliedPooling, Box, Pooling, box_slices
+from segcal.volumes import space_of
 
 MAX_FILE_BYTES = 1 << 30
 METADATA_KEY = "segcal"
@@ -80,6 +81,19 @@ class FittedCalibrator:
         probs = self._background(logits)
         probs[:, z, y, x] = self._box_probs(logits[:, z, y, x], decision[..., z, y, x])
         return probs
+
+    def region_pairs(self, case: CaseData) -> Tensor:
+        """`volume_probs` of a region model with the probability of being outside beside it, (R, 2, z, y, x)."""
+        calibrator, within = self.calibrator, case.within_crop()
+        assert isinstance(calibrator, RegionCalibrator)
+        pairs = torch.stack(list(calibrator.pairs(within.logits, within.decision)))
+        if case.crop is None:
+            return pairs
+        z, y, x = box_slices(case.crop)
+        whole = pairs.new_zeros((len(pairs), 2, *space_of(case.logits)))
+        whole[:, 0] = 1.0
+        whole[..., z, y, x] = pairs
+        return whole
 
     def probs_by_voxels(self, case: CaseData) -> Callable[[slice], Tensor]:
         """`volume_probs` of runs of flattened voxels, one after the other, without the volume; not for regions."""

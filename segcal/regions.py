@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -34,10 +35,23 @@ class RegionCalibrator:
             decision: (R, z, y, x) bool, the pooled decision p > 0.5; kept by preserving methods.
         """
         probs = torch.empty_like(log_odds)
-        for index, calibrator in enumerate(self.channels):
-            two = binary_logits(log_odds[index])
-            probs[index] = calibrator.volume_probs(two, decision[index].to(torch.int64))[1]
-        return keep_region_decision(probs, decision) if self.preserves else probs
+        for own, pair in zip(probs, self.pairs(log_odds, decision), strict=True):
+            own.copy_(pair[1])
+        return probs
+
+    def pairs(self, log_odds: Tensor, decision: Tensor) -> Iterator[Tensor]:
+        """Region by region the (2, z, y, x) probabilities of lying outside and inside it; see `volume_probabilities`.
+
+        Where the probability inside rounds to 1, only the one outside says how far from 1 it is.
+        """
+        for calibrator, own, decided in zip(self.channels, log_odds, decision, strict=True):
+            pair = calibrator.volume_probs(binary_logits(own), decided.to(torch.int64))
+            outside, inside = pair
+            if self.preserves:
+                keep_region_decision(inside, decided)
+            # Near one half the difference is exact, and the larger of the two then says what `inside > 0.5` says.
+            torch.where(inside > 0.75, outside, 1.0 - inside, out=outside)
+            yield pair
 
 
 def binary_logits(log_odds: Tensor) -> Tensor:

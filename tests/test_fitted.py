@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from segcal.errors import FileFormatError, MismatchError, MissingFileError, Outp
 from segcal.fitted import MAX_FILE_BYTES, FittedCalibrator, load_calibrator
 from segcal.manifest import Manifest
 from segcal.regions import RegionCalibrator
-from segcal.types import Kind, Pooling
-from tests.apply_data import CLASSES, make_fitted, random_logits
+from segcal.types import Box, Kind, Pooling
+from tests.apply_data import CLASSES, drawn_case, make_fitted, random_logits
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -417,6 +418,21 @@ def test_regions_are_calibrated_one_by_one(regional: FittedCalibrator) -> None:
     np.testing.assert_array_equal(moved.movedim(-1, 0).numpy(), found)
     deployed = (log_odds > 0) ^ (np.abs(log_odds) < 1e-2)
     assert ((regional.probabilities(log_odds, class_axis=0, decision=deployed) > 0.5) == deployed).all()
+
+
+@pytest.mark.parametrize("crop", [None, ((1, 6), (0, 9), (2, 10))])
+def test_both_probabilities_of_a_region_are_those_of_the_map(regional: FittedCalibrator, crop: Box | None) -> None:
+    case = drawn_case(crop)
+    log_odds = 10 * case.logits  # some p round to 1
+    case = replace(case, logits=log_odds, decision=log_odds > 0)
+    outside, inside = regional.region_pairs(case).unbind(1)
+    assert torch.equal(inside, regional.volume_probs(case))
+    assert torch.equal(inside > outside, inside > 0.5)
+    exact = torch.sigmoid(-log_odds.double() / torch.tensor([2.0, 0.5, 1.0])[:, None, None, None])
+    if case.inside is not None:
+        exact[:, ~case.inside] = 1.0
+    assert float(inside.max()) == 1.0
+    torch.testing.assert_close(outside.double(), exact, rtol=1e-5, atol=1e-30)
 
 
 def test_wrong_input_of_regions_is_refused(regional: FittedCalibrator) -> None:

@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from segcal.evaluation.tables import DASH, best_pipelines, cell, tex_text
+from segcal.evaluation.tables import DASH, best_pipelines, cell, markdown_text, tex_text
 
 HEADLINE = ("accuracy", "nll", "brier", "ece", "adaptive_ece", "classwise_ece", "flip")
 TITLES = {
@@ -29,7 +29,7 @@ def markdown_table(summary: Mapping[str, Any]) -> str:
     for pipeline in summary["pipelines"]:
         texts = [(cell(pipeline, column), pipeline["name"] in best[column]) for column in HEADLINE]
         cells = [f"**{text}**" if bold else text for text, bold in texts]
-        lines.append(f"| {pipeline['name']} | " + " | ".join(cells) + " |")
+        lines.append(f"| {markdown_text(pipeline['name'])} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 

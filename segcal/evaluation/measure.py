@@ -206,8 +206,11 @@ def _measure_volume(
     settings: MetricSettings,
 ) -> tuple[CaseResult, BySlice]:
     """One that needs a whole volume has the memory to itself; the volume goes with the slices that are returned."""
-    volume = averaged.pop(pipeline.name).mean() if pipeline.each_member else pipeline.probabilities(data)
-    return _measure(frame, volume, settings), partial(volume.select, 1)
+    if pipeline.each_member:
+        volume = averaged.pop(pipeline.name).mean()
+        return _measure(frame, volume, settings), partial(volume.select, 1)
+    pairs = pipeline.fitted.region_pairs(data)
+    return _measure(frame, pairs, settings), partial(pairs[:, 1].select, 1)
 
 
 def _measure(frame: CaseFrame | RegionFrame, probs: Tensor, settings: MetricSettings) -> CaseResult:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from segcal.calibrator_info import CalibratorInfo
 from segcal.calibrators import CALIBRATORS
-from segcal.cases import CaseData
 from segcal.errors import UsageError
 from segcal.fitted import FittedCalibrator
 from segcal.manifest import Manifest
@@ -55,10 +52,6 @@ class Pipeline:
     def can_flip(self) -> bool:
         """Whether a flip rate means anything: preserving and uncalibrated pipelines never flip."""
         return self.each_member or self.fitted.info.preserves is None
-
-    def probabilities(self, case: CaseData) -> Tensor:
-        """(C, z, y, x) float32 probabilities of a case that was pooled this pipeline's way."""
-        return self.fitted.volume_probs(case)
 
 
 def pipeline_name(method: str, pooling: Pooling, n_members: int | None = None) -> str:

@@ -21,6 +21,10 @@ TITLES = {
 PERCENT = ("dsc", "accuracy", "flip")
 HIGHER = ("dsc", "accuracy")
 DASH = "—"
+_TEX = str.maketrans(
+    {sign: rf"\{sign}" for sign in "_%&#${}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+)
 
 
 def markdown_table(summary: Mapping[str, Any]) -> str:
@@ -105,7 +109,7 @@ def _markdown(pipelines: Sequence[Mapping[str, Any]]) -> list[str]:
     for pipeline in pipelines:
         cells = [cell(pipeline, column) for column in HEADLINE]
         cells = [f"**{c}**" if pipeline["name"] in best[k] else c for k, c in zip(HEADLINE, cells, strict=True)]
-        lines.append(f"| {pipeline['name']} | " + " | ".join(cells) + " |")
+        lines.append(f"| {markdown_text(pipeline['name'])} | " + " | ".join(cells) + " |")
     return lines
 
 
@@ -115,6 +119,11 @@ def _shown(value: float | None, column: str) -> str:
     return f"{100 * value:.2f}" if column in PERCENT else f"{value:.4f}"
 
 
+def markdown_text(text: str) -> str:
+    """Text that stays in its cell of a table."""
+    return text.replace("|", r"\|")
+
+
 def tex_text(text: str) -> str:
     """Text with what LaTeX would take for commands escaped."""
-    return text.replace("_", r"\_").replace("%", r"\%")
+    return text.translate(_TEX)

@@ -89,12 +89,16 @@ class RegionMetricSet:
         self.channels = [make(binary_settings(settings, region)) for region in self.names]
 
     def update(self, frame: RegionFrame, probs: Tensor) -> None:
-        """Measure one case from (R, z, y, x) probabilities of being inside each region.
+        """Measure one case; p = 0.5 counts as outside, as in nnU-Net.
 
-        The binary problem has the probabilities (1 - p, p); p = 0.5 counts as outside, as in nnU-Net.
+        Args:
+            frame: the case.
+            probs: (R, 2, z, y, x) probabilities of being outside and inside each region; or (R, z, y, x) those of being
+                inside alone, and a voxel outside whose p rounds to 1 then costs as much as any can.
         """
-        for metrics, channel, inside in zip(self.channels, frame.channels, probs, strict=True):
-            metrics.update(channel, torch.stack([1.0 - inside, inside]))
+        for metrics, channel, own in zip(self.channels, frame.channels, probs, strict=True):
+            alone = own.shape == channel.shape
+            metrics.update(channel, torch.stack([1.0 - own, own]) if alone else own)
 
     def merge(self, other: Self) -> None:
         """Take over what another worker measured of this pipeline."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 import math
@@ -158,6 +159,15 @@ def test_flips_that_cannot_happen_are_a_dash(result) -> None:  # type: ignore[no
     assert cell(by_name["ms(z)"], "flip") != "—"
     assert markdown_table(result.summary).count("—") == 5
     assert latex_table(result.summary).count("---") == 5
+
+
+def test_a_name_of_any_signs_stays_in_its_cell(result) -> None:  # type: ignore[no-untyped-def]
+    summary = copy.deepcopy(result.summary)
+    summary["pipelines"][-1]["name"] = r"a|b & #1_{x}$ 5% \o ~^"
+    row = markdown_table(summary).splitlines()[-1]
+    assert row.startswith(r"| a\|b & #1_{x}$ 5% \o ~^ | ")
+    row = latex_table(summary).splitlines()[-3]
+    assert row.startswith(r"a|b \& \#1\_\{x\}\$ 5\% \textbackslash{}o \textasciitilde{}\textasciicircum{} & ")
 
 
 def test_groups_of_the_manifest_get_their_own_table(phantom: Manifest, fitted: dict[str, FittedCalibrator]) -> None:

@@ -26,16 +26,18 @@ LESION = {"classes": None, "regions": [{"name": "lesion", "labels": [1]}], "regi
 LOG_ODDS = {case: [random_logits(10 * k + m, (1, 4, 5, 6)) for m in range(2)] for k, case in enumerate(IDS)}
 
 
-def measured(root: Path, *, as_region: bool) -> Evaluation:
+def measured(root: Path, *, as_region: bool, times: float = 1.0) -> Evaluation:
     """The same log-odds z as one sigmoid channel, or as a softmax model with the logits (0, z)."""
-    two = {case: [np.concatenate([0 * z, z]) for z in members] for case, members in LOG_ODDS.items()}
+    one = {case: [z * np.float32(times) for z in members] for case, members in LOG_ODDS.items()}
+    two = {case: [np.concatenate([0 * z, z]) for z in members] for case, members in one.items()}
     keys = LESION if as_region else {"classes": ["not lesion", "lesion"]}
-    manifest = labelled(root, LOG_ODDS if as_region else two, n_labels=2, **keys)
+    manifest = labelled(root, one if as_region else two, n_labels=2, **keys)
     return evaluate(manifest, [], bootstrap=BootstrapSettings(n_replicates=50), device=CPU)
 
 
-def test_one_region_has_the_numbers_of_the_softmax_model_with_the_same_log_odds(tmp_path: Path) -> None:
-    region, softmax = (measured(tmp_path / str(kind), as_region=kind) for kind in (True, False))
+@pytest.mark.parametrize("times", [1, 10])  # with 10 some p round to 1, and only 1 - p says how wrong they are
+def test_one_region_has_the_numbers_of_the_softmax_model_with_the_same_log_odds(tmp_path: Path, times: float) -> None:
+    region, softmax = (measured(tmp_path / str(kind), as_region=kind, times=times) for kind in (True, False))
     for mine, theirs in zip(region.summary["pipelines"], softmax.summary["pipelines"], strict=True):
         for column in ("nll", "brier", "dsc", "ece", "ba_ece", "ace"):
             assert mine["metrics"][column]["mean"] == pytest.approx(theirs["metrics"][column]["mean"], rel=1e-5), column
