@@ -92,7 +92,7 @@ def export_logits(
     if out_of_fold and len(models) > 1:
         raise UsageError("--out-of-fold takes one model folder: give every case the fold that did not see it.")
     check_models(models)
-    cases = find_cases(images, models[0].predictor.dataset_json)
+    cases = find_cases(images, models[0].predictor.dataset_json, models[0].reader)
     trained = [training_cases(model, images, splits) for model in models]
     warnings: list[str] = []
     if out_of_fold:

@@ -30,7 +30,7 @@ from segcal.manifest import Manifest
 from segcal.nnunet.components import clean_labels
 from segcal.nnunet.crops import find_crops
 from segcal.nnunet.documents import Plans, read_plans, read_postprocessing
-from segcal.nnunet.segmentations import in_file_orientation, read_written, write_like
+from segcal.nnunet.segmentations import in_file_orientation, is_flat_nifti, read_written, write_like
 from segcal.scan_folders import NPZ_ENDINGS, find_labels, in_words
 from segcal.types import Box, Progress
 
@@ -98,8 +98,8 @@ class _Folder:
 
     def written_by_apply(self, case_id: str) -> bool:
         """Whether `segcal apply` by itself writes the segmentation as nnU-Net did."""
-        name = self.segmentations[case_id].name.lower()
-        return name.endswith((".nii.gz", ".png")) and not self.reorients
+        path = self.segmentations[case_id]
+        return path.name.lower().endswith((".nii.gz", ".png")) and not self.reorients and not is_flat_nifti(path)
 
 
 def postprocess_folder(
