@@ -37,6 +37,9 @@ from segcal.types import Box, Progress
 CLEANED = "postprocessed"
 """Subfolder of cleaned label maps, named as nnU-Net names its own."""
 
+_PREDICTED = "predict_from_raw_data_args.json"
+"""What nnUNetv2_predict leaves in its folder, and nnUNetv2_ensemble does not."""
+
 
 @dataclass
 class PostprocessRun:
@@ -156,6 +159,7 @@ def postprocess_folder(
     )
     run = PostprocessRun(applied, described, failed=crops.failed | applied.failed)
     run.notes += [*found.unmatched, *_unmatched(source, files), *crops.notes, *applied.warnings]
+    run.notes += _other_average(fitted, folder)
     for case_id in (*applied.done, *applied.skipped):
         try:
             _finish_case(run, source, case_id, steps)
@@ -238,6 +242,18 @@ def _unmatched(source: _Folder, files: Mapping[str, Path]) -> list[str]:
             f"no segmentation beside the probabilities: {in_words(without)}; theirs was written without geometry"
         )
     return notes
+
+
+def _other_average(fitted: FittedCalibrator, folder: Path) -> list[str]:
+    """A folder counts as one member, so nothing else compares how its folds were averaged with what was fitted on."""
+    info = fitted.info
+    if info.pooling == "logits" or info.n_members == 1 or not (folder / _PREDICTED).is_file():
+        return []
+    return [
+        "pooling differs: the calibrator was fitted on the mean of the members' probabilities, while nnUNetv2_predict, "
+        f"whose {_PREDICTED} is in the folder, averages the logits of its folds; calibration may not carry over "
+        "(fit with --pooling logits; no matter if a single fold predicted)"
+    ]
 
 
 def _strange_originals(changed: Mapping[str, int]) -> list[str]:

@@ -23,6 +23,7 @@ from segcal.io.images import read_labels
 from segcal.nnunet.components import keep_largest_component
 from segcal.nnunet.documents import read_postprocessing
 from segcal.nnunet.postprocess import PostprocessRun, postprocess_folder
+from segcal.types import Pooling
 from segcal_cli.main import app
 from tests.apply_data import CPU, make_fitted, random_logits, rotated, temperature
 from tests.nnunet.folders import (
@@ -312,6 +313,20 @@ def test_ti_calibrators_of_either_pooling_apply(folder: Path, tmp_path: Path) ->
     run(temperature(2.0, pooling="probabilities"), folder, tmp_path / "two")
 
     np.testing.assert_allclose(read_probs(tmp_path / "one", "a"), read_probs(tmp_path / "two", "a"), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "by_predict", "says"), [("probabilities", True, 1), ("probabilities", False, 0), ("logits", True, 0)]
+)
+def test_a_calibrator_of_the_other_average_is_pointed_out(
+    pooling: Pooling, by_predict: bool, says: int, folder: Path, tmp_path: Path
+) -> None:
+    if by_predict:
+        (folder / "predict_from_raw_data_args.json").write_text("{}")
+
+    done = run(temperature(2.0, pooling=pooling), folder, tmp_path / "out")
+
+    assert sum("averages the logits of its folds" in note for note in done.notes) == says
 
 
 def test_a_finished_run_is_resumed_without_doing_it_again(folder: Path, tmp_path: Path) -> None:
