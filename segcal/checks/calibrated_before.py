@@ -16,6 +16,7 @@ RECORDS = ("run.json", "segcal_predict.json")
 """What `segcal apply`, `nnunet postprocess` and `nnunet predict` leave beside their maps."""
 
 _MOST_BYTES = 64 << 20
+_HASH_BYTES = 32
 
 
 def calibrated_folder(manifest: Manifest) -> Path | None:
@@ -34,7 +35,8 @@ def calibrator_of(path: Path) -> str | None:
     """Hash of the calibrator that an .npz names in itself; None where there is no such file, or it names none."""
     try:
         with open_npz(path) as reader:
-            return reader.array(CALIBRATOR_KEY).tobytes().hex() if CALIBRATOR_KEY in reader.entries else None
+            named = CALIBRATOR_KEY in reader.entries
+            return reader.array(CALIBRATOR_KEY, limit_bytes=_HASH_BYTES).tobytes().hex() if named else None
     except (SegcalError, OSError):  # told by whoever reads the maps
         return None
 
