@@ -393,6 +393,6 @@ def hook(
 
     output = Output(json=json, quiet=quiet)
     with silenced() if json or quiet else nullcontext():
-        run_entry_point(calibrator, command)
+        run_entry_point(calibrator, command, warn=output.warn)
     output.line(f"{calibrator}: calibrated probabilities are beside nnU-Net's segmentations")
     output.result({"calibrator": calibrator, "command": command})

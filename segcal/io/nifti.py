@@ -111,6 +111,25 @@ def read_nifti(path: Path, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> tuple[A
     return flat.reshape(header.shape), header
 
 
+def check_whole(path: Path) -> None:
+    """Refuse a file that ends before its voxels do, or whose checksum is wrong; ITK takes zeros for what is missing.
+
+    Everything is unpacked once and nothing is kept.
+    """
+    with _unpacked(path) as file:
+        header = _parse_header(path, file)
+        try:
+            n_bytes = file.seek(0)
+            while piece := file.read(_PIECE_BYTES):
+                n_bytes += len(piece)
+        except (OSError, EOFError, ValueError, struct.error) as error:
+            raise FileFormatError(f"{path}: truncated or damaged ({error}).") from error
+    if n_bytes < header.offset + header.nbytes:
+        raise FileFormatError(
+            f"{path}: truncated, it has {n_bytes:,} of the {header.offset + header.nbytes:,} bytes its header declares."
+        )
+
+
 def scaled_values(stored: AnyArray, header: NiftiHeader) -> AnyArray:
     """The numbers the file stands for: `stored` itself, or float32 `slope * stored + intercept`."""
     if not header.scaled:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from segcal.errors import DataError, MismatchError, MissingFileError, UsageError
+from segcal.errors import CaseError, DataError, MismatchError, MissingFileError, SegcalError, UsageError
 from segcal.io.archive import write_npz
 from segcal.io.atomic import atomic_write, write_text_atomic
 from segcal.io.dataset_json import DatasetLabels
@@ -92,7 +93,7 @@ def export_logits(
     if out_of_fold and len(models) > 1:
         raise UsageError("--out-of-fold takes one model folder: give every case the fold that did not see it.")
     check_models(models)
-    cases = find_cases(images, models[0].predictor.dataset_json)
+    cases = find_cases(images, models[0].predictor.dataset_json, models[0].reader)
     trained = [training_cases(model, images, splits) for model in models]
     warnings: list[str] = []
     if out_of_fold:
@@ -166,12 +167,25 @@ def _predicted(
         folds = [k for own, k in members if own == m]
         if not folds:
             continue
-        data, properties = model.plan.preprocess(job.files)
+        with naming(job.case_id, "preprocessing by nnU-Net"):
+            data, properties = model.plan.preprocess(job.files)
         geometry = ImageGeometry(model.plan, properties)
         for k in folds:
-            logits = model.member_logits(k, data)
+            with naming(job.case_id, "the network of nnU-Net"):
+                logits = model.member_logits(k, data)
             check_finite(logits, job.case_id, model.plan, k)
             yield (m, k), geometry, in_file_order(geometry.member(logits), properties)
+
+
+@contextmanager
+def naming(case_id: str, doing: str) -> Iterator[None]:
+    """Give errors from outside segcal the name of the case; nnU-Net's own say no name."""
+    try:
+        yield
+    except SegcalError:
+        raise
+    except Exception as error:
+        raise CaseError(f"{case_id}: {doing} failed ({type(error).__name__}: {error}).") from error
 
 
 def check_finite(logits: Tensor, case_id: str, model: ModelPlan, index: int) -> None:

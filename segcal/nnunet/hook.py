@@ -17,15 +17,17 @@ import json
 import os
 import pickle
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from segcal.errors import FileFormatError, UsageError
+from segcal.checks.calibrated_before import CALIBRATOR_KEY, calibrator_of
+from segcal.errors import CaseError, FileFormatError, SegcalError, UsageError
 from segcal.fitted import FittedCalibrator, load_calibrator
 from segcal.io.archive import write_npz
 from segcal.io.atomic import atomic_write
@@ -42,6 +44,9 @@ ENTRY_POINTS = {
 @contextmanager
 def calibrated_export(calibrator_path: str | os.PathLike[str], *, always: bool = True) -> Iterator[FittedCalibrator]:
     """Within this block nnU-Net's predictors write, and return, calibrated probabilities.
+
+    Where nnU-Net is asked to go on with an earlier run (`overwrite=False`), a case is finished when its probabilities
+    are those of this calibrator.
 
     Functions and environment are those of before when the block ends. They belong to the whole process: two
     threads cannot use two calibrators at the same time.
@@ -66,9 +71,12 @@ def calibrated_export(calibrator_path: str | os.PathLike[str], *, always: bool =
     os.environ[CALIBRATOR_VARIABLE] = str(path)
     setattr(nnunet, names[0], export_always if always else export_calibrated)
     setattr(nnunet, names[1], convert_calibrated)
+    lists = nnunet.nnUNetPredictor._manage_input_and_output_lists
+    nnunet.nnUNetPredictor._manage_input_and_output_lists = _without_finished(lists, fitted.sha256, always=always)
     try:
         yield fitted
     finally:
+        nnunet.nnUNetPredictor._manage_input_and_output_lists = lists
         for name, function in zip(names, functions, strict=True):
             setattr(nnunet, name, function)
         os.environ.pop(CALIBRATOR_VARIABLE, None)
@@ -76,24 +84,34 @@ def calibrated_export(calibrator_path: str | os.PathLike[str], *, always: bool =
             os.environ[CALIBRATOR_VARIABLE] = variable
 
 
-def run_entry_point(calibrator_path: Path, command: Sequence[str]) -> None:
+def run_entry_point(
+    calibrator_path: Path, command: Sequence[str], *, warn: Callable[[str], None] = lambda sentence: None
+) -> None:
     """Run nnU-Net's predict command in this process inside `calibrated_export`.
 
     Args:
         calibrator_path: file written by `segcal fit`.
         command: `nnUNetv2_predict` or `nnUNetv2_predict_from_modelfolder` and its arguments.
+        warn: told, before the prediction, what differs from the data the calibrator was fitted on.
 
     Raises:
-        FileFormatError: a checkpoint holds something else than weights.
+        MismatchError: the calibrator was fitted on pooled probabilities, or for other classes than the model's.
+        UsageError: another command, or a device that is not there.
+        MissingFileError: no image of this model is in the folder.
+        FileFormatError: a checkpoint holds something else than weights, or a case lacks a channel.
+        CaseError: nnU-Net failed.
     """
     name = Path(command[0]).name if command else ""
     if name not in ENTRY_POINTS:
         raise UsageError(f"command {name!r}: expected one of {', '.join(ENTRY_POINTS)} with its arguments, behind `--`")
-    with calibrated_export(calibrator_path):
+    with calibrated_export(calibrator_path) as fitted:
         from nnunetv2.inference import predict_from_raw_data as nnunet
 
-        arguments = sys.argv
+        from segcal.nnunet.predictor import checking_predictor
+
+        arguments, predictor = sys.argv, nnunet.nnUNetPredictor
         sys.argv = list(command)
+        nnunet.nnUNetPredictor = checking_predictor(fitted, warn)
         try:
             # nnU-Net itself would open checkpoints as any pickle.
             with weights_only():
@@ -103,8 +121,12 @@ def run_entry_point(calibrator_path: Path, command: Sequence[str]) -> None:
                 f"a checkpoint cannot be loaded as plain weights ({error}). One that needs other Python objects is not "
                 "opened, because that would run code from the file."
             ) from error
+        except (SegcalError, OSError):
+            raise
+        except Exception as error:  # of nnU-Net's, which has no class of its own for them
+            raise CaseError(f"{name} failed ({type(error).__name__}: {error})") from error
         finally:
-            sys.argv = arguments
+            sys.argv, nnunet.nnUNetPredictor = arguments, predictor
 
 
 def export_calibrated(
@@ -187,8 +209,9 @@ def _export(
     dataset = json.loads(Path(dataset_json).read_bytes()) if isinstance(dataset_json, str) else dataset_json
     labels = plans_manager.get_label_manager(dataset)
     managers = (plans_manager, configuration_manager, labels)
+    fitted = environment_calibrator()
     segmentation, probabilities, crop = calibrated_case(
-        environment_calibrator(),
+        fitted,
         logits,
         *managers,
         properties,
@@ -196,12 +219,49 @@ def _export(
         num_threads_torch=num_threads_torch,
     )
     assert probabilities is not None  # a calibrator was given
+    arrays: dict[str, NDArray[Any]] = {
+        "probabilities": probabilities,
+        "crop": np.asarray(crop, dtype=np.int64),
+        CALIBRATOR_KEY: np.frombuffer(bytes.fromhex(fitted.sha256), dtype=np.uint8),
+    }
     with atomic_write(Path(f"{output}.npz")) as temporary:
-        write_npz(temporary, {"probabilities": probabilities, "crop": np.asarray(crop, dtype=np.int64)})
+        write_npz(temporary, arrays)
     with atomic_write(Path(f"{output}.pkl")) as temporary:
         temporary.write_bytes(pickle.dumps(properties))
     writer = plans_manager.image_reader_writer_class()
     writer.write_seg(segmentation, output + dataset["file_ending"], properties)
+
+
+def _without_finished(lists: Callable[..., Any], sha256: str, *, always: bool) -> Callable[..., Any]:
+    """nnU-Net's list of what is to be done; it takes any file of the right name for finished."""
+
+    @wraps(lists)
+    def unfinished(
+        predictor: Any,
+        images: Any,
+        outputs: Any,
+        previous_stage: Any = None,
+        overwrite: bool = True,
+        part_id: int = 0,
+        num_parts: int = 1,
+        save_probabilities: bool = False,
+    ) -> Any:
+        ours = not overwrite and outputs is not None and (always or save_probabilities)
+        found = lists(
+            predictor, images, outputs, previous_stage, overwrite or ours, part_id, num_parts, save_probabilities
+        )
+        if not ours:
+            return found
+        ending = predictor.dataset_json["file_ending"]
+        left = [
+            k
+            for k, name in enumerate(found[1])
+            if calibrator_of(Path(f"{name}.npz")) != sha256 or not Path(name + ending).is_file()
+        ]
+        print(f"{len(left)} of {len(found[1])} cases have no map of this calibrator yet.")
+        return tuple([part[k] for k in left] for part in found)
+
+    return unfinished
 
 
 @lru_cache(maxsize=1)

@@ -9,13 +9,17 @@ from typing import Any
 
 from segcal.errors import FileFormatError, MissingFileError
 
+PICTURE_READER = "NaturalImage2DIO"
+"""Takes the colours of a picture for channels, so one file can hold three of them."""
 
-def find_cases(folder: Path, dataset_json: Mapping[str, Any]) -> dict[str, tuple[Path, ...]]:
+
+def find_cases(folder: Path, dataset_json: Mapping[str, Any], reader: str = "") -> dict[str, tuple[Path, ...]]:
     """The cases in a folder of images, sorted by id, with their channel files in order.
 
     Args:
         folder: of images, such as nnU-Net's imagesTs.
         dataset_json: of the model: names the file ending and the channels.
+        reader: name of nnU-Net's class that will read the files.
 
     Raises:
         MissingFileError: the folder is not there, or no file in it is named as an image of this model.
@@ -37,7 +41,8 @@ def find_cases(folder: Path, dataset_json: Mapping[str, Any]) -> dict[str, tuple
             f"the ending {ending} comes from the model's dataset.json."
         )
     for case_id, files in found.items():
-        if sorted(files) != list(range(len(channels))):
+        n_files = range(1, len(channels) + 1) if reader == PICTURE_READER else [len(channels)]
+        if len(files) not in n_files or sorted(files) != list(range(len(files))):
             raise FileFormatError(
                 f"{folder}: case {case_id} has the channels {', '.join(f'_{k:04d}' for k in sorted(files))}, the model "
                 f"expects {len(channels)} ({', '.join(map(str, channels.values()))}), numbered from _0000."

@@ -27,6 +27,7 @@ from torch import Tensor
 from segcal.errors import FileFormatError, MissingFileError, UsageError
 from segcal.extras import how_to_install
 from segcal.io.dataset_json import DatasetLabels, read_dataset_json
+from segcal.io.nifti import check_whole, is_nifti
 from segcal.manifest import PredictionInfo
 
 Fold: TypeAlias = int | Literal["all"]
@@ -66,7 +67,13 @@ class ModelPlan:
 
         Returns:
             (channel, *preprocessed shape) and nnU-Net's properties: spacing, crop, shapes before and after.
+
+        Raises:
+            FileFormatError: an image is truncated, which nnU-Net's readers do not always notice.
         """
+        for path in image_files:
+            if is_nifti(path):
+                check_whole(path)
         with silenced():
             worker = self.configuration_manager.preprocessor_class(verbose=False)
             data, _, properties = worker.run_case(

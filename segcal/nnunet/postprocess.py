@@ -30,12 +30,15 @@ from segcal.manifest import Manifest
 from segcal.nnunet.components import clean_labels
 from segcal.nnunet.crops import find_crops
 from segcal.nnunet.documents import Plans, read_plans, read_postprocessing
-from segcal.nnunet.segmentations import in_file_orientation, read_written, write_like
+from segcal.nnunet.segmentations import in_file_orientation, is_flat_nifti, read_written, write_like
 from segcal.scan_folders import NPZ_ENDINGS, find_labels, in_words
 from segcal.types import Box, Progress
 
 CLEANED = "postprocessed"
 """Subfolder of cleaned label maps, named as nnU-Net names its own."""
+
+_PREDICTED = "predict_from_raw_data_args.json"
+"""What nnUNetv2_predict leaves in its folder, and nnUNetv2_ensemble does not."""
 
 
 @dataclass
@@ -98,8 +101,8 @@ class _Folder:
 
     def written_by_apply(self, case_id: str) -> bool:
         """Whether `segcal apply` by itself writes the segmentation as nnU-Net did."""
-        name = self.segmentations[case_id].name.lower()
-        return name.endswith((".nii.gz", ".png")) and not self.reorients
+        path = self.segmentations[case_id]
+        return path.name.lower().endswith((".nii.gz", ".png")) and not self.reorients and not is_flat_nifti(path)
 
 
 def postprocess_folder(
@@ -156,6 +159,7 @@ def postprocess_folder(
     )
     run = PostprocessRun(applied, described, failed=crops.failed | applied.failed)
     run.notes += [*found.unmatched, *_unmatched(source, files), *crops.notes, *applied.warnings]
+    run.notes += _other_average(fitted, folder)
     for case_id in (*applied.done, *applied.skipped):
         try:
             _finish_case(run, source, case_id, steps)
@@ -238,6 +242,18 @@ def _unmatched(source: _Folder, files: Mapping[str, Path]) -> list[str]:
             f"no segmentation beside the probabilities: {in_words(without)}; theirs was written without geometry"
         )
     return notes
+
+
+def _other_average(fitted: FittedCalibrator, folder: Path) -> list[str]:
+    """A folder counts as one member, so nothing else compares how its folds were averaged with what was fitted on."""
+    info = fitted.info
+    if info.pooling == "logits" or info.n_members == 1 or not (folder / _PREDICTED).is_file():
+        return []
+    return [
+        "pooling differs: the calibrator was fitted on the mean of the members' probabilities, while nnUNetv2_predict, "
+        f"whose {_PREDICTED} is in the folder, averages the logits of its folds; calibration may not carry over "
+        "(fit with --pooling logits; no matter if a single fold predicted)"
+    ]
 
 
 def _strange_originals(changed: Mapping[str, int]) -> list[str]:

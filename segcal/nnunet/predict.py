@@ -107,7 +107,7 @@ def predict_folder(
     """
     models = (model,) if isinstance(model, TrainedModel) else tuple(model)
     job = _job(models, fitted, pooling, format, dtype, out)
-    cases = find_cases(images, models[0].predictor.dataset_json)
+    cases = find_cases(images, models[0].predictor.dataset_json, models[0].reader)
     if out.resolve() == images.resolve():
         raise UsageError(f"{out}: is the folder of the images; choose another folder with -o.")
     warnings = check_applicable(models, fitted, pooling=pooling, force=force)

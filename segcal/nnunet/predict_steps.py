@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -24,12 +23,12 @@ from segcal.applying.record import ApplySettings, OutputFile
 from segcal.applying.stored import StorageType
 from segcal.calibrated_members import CalibratedMembers
 from segcal.cases import CaseData
-from segcal.errors import CaseError, GeometryError, SegcalError
+from segcal.errors import GeometryError
 from segcal.fitted import FittedCalibrator
 from segcal.io.atomic import atomic_write
 from segcal.io.images import read_grid
 from segcal.io.members import Member
-from segcal.nnunet.export import check_finite
+from segcal.nnunet.export import check_finite, naming
 from segcal.nnunet.geometry import ImageGeometry
 from segcal.nnunet.model import ModelPlan, TrainedModel, file_sha256, silenced
 from segcal.nnunet.orientation import in_file_order
@@ -109,7 +108,7 @@ class WrittenCase:
 
 def prepare_case(job: PredictJob, case_id: str, files: tuple[Path, ...]) -> PreparedCase:
     """Step 1: read the image and preprocess it, once for every model."""
-    with _naming(case_id, "preprocessing by nnU-Net"):
+    with naming(case_id, "preprocessing by nnU-Net"):
         if job.format != "nnunet":
             _affine(case_id, files)  # said before the networks run
         prepared = [plan.preprocess(files) for plan in job.plans]
@@ -126,7 +125,7 @@ def member_logits(models: Sequence[TrainedModel], case: PreparedCase) -> Iterato
     """Step 2: what every fold of every model predicts, (class, *preprocessed shape), one at a time."""
     for model, data in zip(models, case.data, strict=True):
         for index in range(len(model.folds)):
-            with _naming(case.case_id, "the network of nnU-Net"):
+            with naming(case.case_id, "the network of nnU-Net"):
                 logits = model.member_logits(index, torch.as_tensor(data, device=CPU))
             check_finite(logits, case.case_id, model.plan, index)
             yield logits.numpy()
@@ -176,7 +175,7 @@ def finish_case(job: PredictJob, case: PreparedCase, logits: Iterable[NDArray[np
 
 def finish_and_write(job: PredictJob, case: PreparedCase, logits: Iterable[NDArray[np.float16]]) -> WrittenCase:
     """Step 3 and the files: each appears whole or not at all, the segmentation by nnU-Net's own writer last."""
-    with _naming(case.case_id, "calibrating and writing"):
+    with naming(case.case_id, "calibrating and writing"):
         predicted = finish_case(job, case, logits)
         names = _write_maps(job, case, predicted) + _write_segmentation(job, case.case_id, predicted)
         outputs = tuple(OutputFile(file=name, bytes=(job.out / name).stat().st_size) for name in names)
@@ -250,14 +249,3 @@ def _affine(case_id: str, files: Sequence[Path]) -> tuple[tuple[int, int, int], 
             f"{case_id}: cannot be written as NIfTI, {files[0]} does not say where its voxels lie; use --format nnunet."
         )
     return grid.shape, grid.affine
-
-
-@contextmanager
-def _naming(case_id: str, doing: str) -> Iterator[None]:
-    """Give errors from outside segcal the name of the case; nnU-Net's own say no name."""
-    try:
-        yield
-    except SegcalError:
-        raise
-    except Exception as error:
-        raise CaseError(f"{case_id}: {doing} failed ({type(error).__name__}: {error}).") from error

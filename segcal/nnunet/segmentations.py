@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import nibabel.orientations as orientations
 import numpy as np
 import SimpleITK
@@ -18,6 +19,7 @@ from segcal.io.members import DEFAULT_LIMIT_BYTES
 from segcal.io.nifti import is_nifti, write_nifti
 
 _itk: Any = SimpleITK  # its functions carry no type information
+_nibabel: Any = nibabel
 _ornt: Any = orientations
 _RAS = np.array([[0, 1], [1, 1], [2, 1]])
 
@@ -32,7 +34,7 @@ def read_written(path: Path) -> NDArray[Any]:
 def write_like(original: Path, labels: NDArray[Any], target: Path) -> None:
     """Write label values (z, y, x) with the geometry, and in the format, of the original segmentation."""
     with atomic_write(target) as temporary:
-        if is_nifti(original):
+        if is_nifti(original) and not is_flat_nifti(original):
             write_nifti(temporary, labels, affine=read_grid(original).affine)
             return
         try:
@@ -43,6 +45,14 @@ def write_like(original: Path, labels: NDArray[Any], target: Path) -> None:
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1]
             raise FileFormatError(f"{original}: cannot serve as pattern for {target.name} ({reason}).") from error
+
+
+def is_flat_nifti(path: Path) -> bool:
+    """Whether a NIfTI file says that it has two dimensions; `write_nifti` gives its volumes three."""
+    try:
+        return is_nifti(path) and len(_nibabel.load(path).shape) == 2
+    except Exception:  # a damaged file, in one of nibabel's many ways; whoever reads its voxels will say so
+        return False
 
 
 def in_file_orientation(labels: NDArray[Any], original: Path) -> NDArray[Any]:

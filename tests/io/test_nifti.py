@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 from segcal.errors import FileFormatError, MissingFileError
 from segcal.io import nifti
-from segcal.io.nifti import nifti_fingerprint, read_nifti, read_nifti_header, scaled_values, write_nifti
+from segcal.io.nifti import check_whole, nifti_fingerprint, read_nifti, read_nifti_header, scaled_values, write_nifti
 
 AFFINE = np.array([[-0.9, 0.1, 0.0, 40.0], [0.1, 0.8, 0.2, -30.0], [0.0, -0.2, 2.5, 7.5], [0.0, 0.0, 0.0, 1.0]])
 VOLUMES = hnp.arrays(
@@ -129,6 +129,10 @@ def test_a_file_truncated_anywhere_is_refused(tmp_path: Path, packed: Path) -> N
             (tmp_path / name).write_bytes(content[:length])
             with pytest.raises(FileFormatError, match="cut"):
                 read_nifti(tmp_path / name)
+            with pytest.raises(FileFormatError, match="cut"):
+                check_whole(tmp_path / name)
+        (tmp_path / name).write_bytes(content)
+        check_whole(tmp_path / name)
 
 
 def test_a_flipped_byte_in_the_packed_voxels_is_noticed(tmp_path: Path, packed: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from segcal.errors import FileFormatError, MissingFileError, UsageError
+from segcal.errors import CaseError, FileFormatError, MissingFileError, UsageError
 from segcal.io.members import read_member
 from segcal.manifest import Manifest
 from segcal.nnunet import model as model_module
@@ -316,6 +316,30 @@ def test_missing_folds_channels_and_labels_are_named(folder: Path, model: Traine
     (tmp_path / "labels").mkdir()
     with pytest.raises(MissingFileError, match=r"no label named `<case>\.nii\.gz`"):
         export_logits([model], folder / "images", tmp_path / "out", labels=tmp_path / "labels")
+
+
+@pytest.mark.parametrize("kept", [0.05, 0.5, 0.99])
+def test_a_truncated_image_is_refused(kept: float, folder: Path, model: TrainedModel, tmp_path: Path) -> None:
+    """The reader of nnU-Net takes zeros for what is missing, and the network predicts them without a word."""
+    images = untrained.write_images(tmp_path / "images", ["x"])
+    path = images / "x_0000.nii.gz"
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * kept)])
+
+    with pytest.raises(FileFormatError, match=r"x_0000\.nii\.gz: .*truncated"):
+        export_logits([model], images, tmp_path / "out")
+    path.write_bytes(b"no image")
+    with pytest.raises(FileFormatError, match=r"x_0000\.nii\.gz"):
+        export_logits([model], images, tmp_path / "out")
+
+
+def test_an_image_that_nnunet_cannot_read_is_told_with_its_case(tmp_path: Path) -> None:
+    untrained.write_png_model(tmp_path / "model")
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "x_0000.png").write_bytes(b"no picture")
+
+    with pytest.raises(CaseError, match=r"x: preprocessing by nnU-Net failed"):
+        export_logits([load_model(tmp_path / "model", device=CPU)], tmp_path / "images", tmp_path / "out")
 
 
 def test_network_that_diverged_is_an_error_that_names_the_fold(folder: Path, tmp_path: Path) -> None:

@@ -18,9 +18,11 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from segcal.errors import MismatchError, UsageError
+from segcal.checks.calibrated_before import calibrator_of
+from segcal.errors import CaseError, MismatchError, MissingFileError, UsageError
 from segcal.fitted import FittedCalibrator
 from segcal.nnunet.hook import CALIBRATOR_VARIABLE, calibrated_export, environment_calibrator, run_entry_point
+from segcal.nnunet.postprocess import postprocess_folder
 from tests.apply_data import make_fitted, temperature
 from tests.nnunet import untrained
 
@@ -253,6 +255,109 @@ def test_plan_that_transposes_resamples_and_crops(regions: bool, save: bool, tmp
     )
 
 
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """An untrained model, two images, and `ts.safetensors` for its classes."""
+    untrained.write_model(tmp_path / "model")
+    untrained.write_images(tmp_path / "images", ["a", "b"])
+    temperature(TEMPERATURE, classes=untrained.CLASSES).save(tmp_path / "ts.safetensors")
+    return tmp_path
+
+
+def test_going_on_takes_only_maps_of_this_calibrator_for_finished(small: Path) -> None:
+    from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
+
+    def go_on(temperature_now: float) -> None:
+        fitted = temperature(temperature_now, classes=untrained.CLASSES)
+        fitted.save(small / "now.safetensors")
+        with calibrated_export(small / "now.safetensors"):
+            predictor.predict_from_files_sequential(
+                [[str(path)] for path in sorted((small / "images").iterdir())],
+                [str(out / case_id) for case_id in ("a", "b")],
+                False,
+                overwrite=False,
+            )
+        assert {calibrator_of(out / f"{case_id}.npz") for case_id in ("a", "b")} == {fitted.sha256}
+
+    out = small / "out"
+    untrained.nnunet_predict(small / "model", small / "images", out, folds=(0,), mirroring=False, probabilities=True)
+    assert calibrator_of(out / "a.npz") is None
+    (out / "b.npz").unlink()
+    predictor = nnUNetPredictor(use_mirroring=False, device=CPU, allow_tqdm=False)
+    predictor.initialize_from_trained_model_folder(str(small / "model"), (0,))
+
+    go_on(2.0)
+    written = (out / "a.npz").stat().st_mtime_ns
+    (out / "b.nii.gz").unlink()
+    go_on(2.0)
+    assert (out / "a.npz").stat().st_mtime_ns == written
+    assert (out / "b.nii.gz").is_file()
+    go_on(3.0)
+
+
+def test_maps_of_the_hook_are_not_calibrated_a_second_time(small: Path) -> None:
+    with calibrated_export(small / "ts.safetensors") as fitted:
+        untrained.nnunet_predict(
+            small / "model", small / "images", small / "out", folds=(0,), mirroring=False, probabilities=True
+        )
+    (small / "out" / "dataset.json").write_bytes((small / "model" / "dataset.json").read_bytes())
+
+    with pytest.raises(MismatchError, match="holds maps that segcal has calibrated"):
+        postprocess_folder(fitted, small / "out", small / "twice", device=CPU)
+
+
+@pytest.mark.parametrize("folds", ["all", ("all",), ("0", "1"), None])
+def test_folds_are_compared_however_nnunet_takes_them(folds: Any, small: Path) -> None:
+    from segcal.nnunet import CalibratedPredictor
+
+    shutil.copytree(small / "model" / "fold_0", small / "model" / "fold_all")
+    shutil.rmtree(small / "model" / "fold_2")
+    fitted = temperature(2.0, classes=untrained.CLASSES)
+    info = fitted.info.model_copy(update={"prediction": {"folds": ["all"]}})
+    FittedCalibrator(fitted.calibrator, info).save(small / "all.safetensors")
+    predictor = CalibratedPredictor(small / "all.safetensors", device=CPU, allow_tqdm=False)
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        predictor.initialize_from_trained_model_folder(str(small / "model"), folds)
+    differ = [str(one.message) for one in said if "prediction.folds differs" in str(one.message)]
+    assert len(differ) == (0 if folds in ("all", ("all",)) else 1)
+    assert all("applied with [0, 1]" in text for text in differ)
+
+
+def test_what_is_wrong_with_a_command_is_said_before_anything_is_predicted(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hook(calibrator: str, *, images: str = "images", device: str = "cpu") -> list[str]:
+        said: list[str] = []
+        words = ["-m", small / "model", "-i", small / images, "-o", small / "out", "-device", device, "-f", "0"]
+        command = ["nnUNetv2_predict_from_modelfolder", *map(str, words), "-step_size", "0.75"]
+        run_entry_point(small / calibrator, command, warn=said.append)
+        return said
+
+    monkeypatch.setattr("torch.set_num_threads", lambda _: None)
+    monkeypatch.setattr("torch.set_num_interop_threads", lambda _: None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    (small / "empty").mkdir()
+    temperature(2.0, classes=("background", "a", "b")).save(small / "foreign.safetensors")
+    fitted = temperature(2.0, classes=untrained.CLASSES)
+    info = fitted.info.model_copy(update={"prediction": {"step_size": 0.5}})
+    FittedCalibrator(fitted.calibrator, info).save(small / "half.safetensors")
+
+    with pytest.raises(MismatchError, match="names of classes differ"):
+        hook("foreign.safetensors")
+    with pytest.raises(MissingFileError, match=r"empty: no image named `<case>_0000\.nii\.gz`"):
+        hook("ts.safetensors", images="empty")
+    with pytest.raises(UsageError, match=r"'cuda' is not available .*-device cpu"):
+        hook("ts.safetensors", device="cuda")
+    with pytest.raises(CaseError, match=r"nnUNetv2_predict_from_modelfolder failed \(AssertionError: -device must be"):
+        hook("ts.safetensors", device="tpu")
+    nothing = "nnunetv2.inference.predict_from_raw_data.nnUNetPredictor.predict_from_files"
+    monkeypatch.setattr(nothing, lambda *_, **__: None)
+    (sentence,) = hook("half.safetensors")
+    assert "prediction.step_size differs: fitted with 0.5, applied with 0.75" in sentence
+
+
 def test_only_predict_commands_are_run(run: Run) -> None:
     for command in ([], ["nnUNetv2_train", "4"]):
         with pytest.raises(UsageError, match="expected one of nnUNetv2_predict"):
@@ -264,7 +369,9 @@ def test_json_of_the_command_is_free_of_what_nnunet_prints(monkeypatch: pytest.M
 
     from segcal_cli.main import app
 
-    monkeypatch.setattr("segcal.nnunet.hook.run_entry_point", lambda calibrator, command: print("Please cite", command))
+    monkeypatch.setattr(
+        "segcal.nnunet.hook.run_entry_point", lambda calibrator, command, warn: print("Please cite", command)
+    )
     words = ["nnunet", "hook", "--json", "ts.safetensors", "--", "nnUNetv2_predict", "-d", "4", "--disable_tta"]
     result = CliRunner().invoke(app, words)
     assert json.loads(result.stdout)["command"] == ["nnUNetv2_predict", "-d", "4", "--disable_tta"]

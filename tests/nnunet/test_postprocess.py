@@ -23,6 +23,7 @@ from segcal.io.images import read_labels
 from segcal.nnunet.components import keep_largest_component
 from segcal.nnunet.documents import read_postprocessing
 from segcal.nnunet.postprocess import PostprocessRun, postprocess_folder
+from segcal.types import Pooling
 from segcal_cli.main import app
 from tests.apply_data import CPU, make_fitted, random_logits, rotated, temperature
 from tests.nnunet.folders import (
@@ -224,6 +225,30 @@ def test_two_dimensional_images(tmp_path: Path, ending: str) -> None:
     assert {path.name for path in (tmp_path / "out").iterdir()} == {p.name for p in folder.iterdir()} | {"run.json"}
 
 
+@pytest.mark.parametrize("ending", [".nii.gz", ".mha"])
+def test_a_two_dimensional_scan_keeps_its_two_dimensions(tmp_path: Path, ending: str) -> None:
+    folder = tmp_path / "in"
+    write_documents(folder, ending=ending)
+    labels = write_case(folder, "a", filled(random_logits(2, (3, 1, 6, 7)), None), ending=ending)
+    flat = sitk.GetImageFromArray(labels[0])
+    flat.SetSpacing((0.7, 1.3))
+    flat.SetOrigin((3.0, -4.0))
+    sitk.WriteImage(flat, str(folder / f"a{ending}"))
+    steps = {"postprocessing_fns": [LARGEST], "postprocessing_kwargs": [{"labels_or_regions": 1}]}
+    (tmp_path / "postprocessing.json").write_text(json.dumps(steps))
+
+    done = run(temperature(2.0), folder, tmp_path / "out", postprocessing_json=tmp_path / "postprocessing.json")
+
+    assert done.changed == {"a": 0}
+    before = sitk.ReadImage(str(folder / f"a{ending}"))
+    for path in (tmp_path / "out", tmp_path / "out" / "postprocessed"):
+        after = sitk.ReadImage(str(path / f"a{ending}"))
+        assert (after.GetSpacing(), after.GetOrigin()) == (before.GetSpacing(), before.GetOrigin())
+    np.testing.assert_array_equal(
+        sitk.GetArrayFromImage(sitk.ReadImage(str(tmp_path / "out" / f"a{ending}"))), labels[0]
+    )
+
+
 @pytest.mark.parametrize("reader", ["NibabelIOWithReorient", "SimpleITKIOWithReorient"])
 def test_readers_that_reorient_get_the_segmentation_back_as_the_file_lies(tmp_path: Path, reader: str) -> None:
     folder = tmp_path / "in"
@@ -288,6 +313,20 @@ def test_ti_calibrators_of_either_pooling_apply(folder: Path, tmp_path: Path) ->
     run(temperature(2.0, pooling="probabilities"), folder, tmp_path / "two")
 
     np.testing.assert_allclose(read_probs(tmp_path / "one", "a"), read_probs(tmp_path / "two", "a"), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "by_predict", "says"), [("probabilities", True, 1), ("probabilities", False, 0), ("logits", True, 0)]
+)
+def test_a_calibrator_of_the_other_average_is_pointed_out(
+    pooling: Pooling, by_predict: bool, says: int, folder: Path, tmp_path: Path
+) -> None:
+    if by_predict:
+        (folder / "predict_from_raw_data_args.json").write_text("{}")
+
+    done = run(temperature(2.0, pooling=pooling), folder, tmp_path / "out")
+
+    assert sum("averages the logits of its folds" in note for note in done.notes) == says
 
 
 def test_a_finished_run_is_resumed_without_doing_it_again(folder: Path, tmp_path: Path) -> None:

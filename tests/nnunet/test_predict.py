@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -194,12 +194,14 @@ def test_reader_that_reorients_keeps_nnunets_files(reader: str, tmp_path: Path) 
     np.testing.assert_allclose(stored(tmp_path / "out", "a"), stored(tmp_path / "own_True", "a"), atol=1e-2)
 
 
-def test_pictures_are_predicted_as_nnunet_does(tmp_path: Path) -> None:
-    untrained.write_png_model(tmp_path / "model")
+@pytest.mark.parametrize(("channels", "shape"), [(("grey",), (30, 41)), (("R", "G", "B"), (30, 41, 3))])
+def test_pictures_are_predicted_as_nnunet_does(channels: Sequence[str], shape: Sequence[int], tmp_path: Path) -> None:
+    """The colours of one file are three channels."""
+    untrained.write_png_model(tmp_path / "model", channels)
     images = tmp_path / "images"
     images.mkdir()
-    grey = np.random.default_rng(0).integers(1, 255, (30, 41), dtype=np.uint8)
-    Image.fromarray(grey).save(images / "a_0000.png")
+    picture = np.random.default_rng(0).integers(1, 255, shape, dtype=np.uint8)
+    Image.fromarray(picture).save(images / "a_0000.png")
     untrained.nnunet_predict(
         tmp_path / "model", images, tmp_path / "own", folds=(0, 1, 2), mirroring=True, probabilities=False
     )

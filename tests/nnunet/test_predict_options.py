@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 import segcal.nnunet.predict as predicting
 from segcal.apply import apply_calibrator
-from segcal.errors import CaseError, GeometryError, Interrupted, MismatchError, UsageError
+from segcal.errors import CaseError, FileFormatError, GeometryError, Interrupted, MismatchError, UsageError
 from segcal.fitted import FittedCalibrator
 from segcal.nnunet.export import export_logits
 from segcal.nnunet.model import TrainedModel, load_model
@@ -142,7 +142,7 @@ def test_a_case_that_cannot_be_read_is_named_and_with_keep_going_the_others_are_
 ) -> None:
     images = broken_images(tmp_path / "images")
     how: dict[str, Any] = {"n_preprocessing": workers}
-    with pytest.raises(CaseError, match="case_b: preprocessing by nnU-Net failed"):
+    with pytest.raises(FileFormatError, match=r"case_b_0000\.nii\.gz: not a readable NIfTI file"):
         predict_folder(model, named(temperature(2.0)), images, tmp_path / "stopped", **how)
     run = predict_folder(model, named(temperature(2.0)), images, tmp_path / "out", keep_going=True, **how)
 

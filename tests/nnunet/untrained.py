@@ -52,12 +52,14 @@ def write_region_model(folder: Path) -> Path:
     return _write(folder, plans, dataset, heads=2, channels=2)
 
 
-def write_png_model(folder: Path) -> Path:
-    """A 2-D model of grey PNG images with three classes."""
-    plans = _plans(dimensions=2, n_channels=1, forward=(0, 1, 2), spacing=(1.0, 1.0), patch=(16, 16))
+def write_png_model(folder: Path, channels: Sequence[str] = ("grey",)) -> Path:
+    """A 2-D model of PNG images with three classes."""
+    n_channels = len(channels)
+    plans = _plans(dimensions=2, n_channels=n_channels, forward=(0, 1, 2), spacing=(1.0, 1.0), patch=(16, 16))
     plans["image_reader_writer"] = "NaturalImage2DIO"
-    dataset = {"channel_names": {"0": "grey"}, "labels": _LABELS, "numTraining": 5, "file_ending": ".png"}
-    return _write(folder, plans, dataset, heads=3, channels=1)
+    names = {str(k): name for k, name in enumerate(channels)}
+    dataset = {"channel_names": names, "labels": _LABELS, "numTraining": 5, "file_ending": ".png"}
+    return _write(folder, plans, dataset, heads=3, channels=n_channels)
 
 
 def write_images(folder: Path, case_ids: Sequence[str], n_channels: int = 1, orientation: str = "LPS") -> Path:
