@@ -166,25 +166,21 @@ StepSizeOption = Annotated[float, typer.Option("-step_size", help="Step of the s
 NnunetDeviceOption = Annotated[str, typer.Option("-device", "--device", help="auto, cpu, cuda or mps.")]
 
 
-def _folds(fold: list[str] | None, more: list[str] | None) -> list[int | Literal["all"]] | None:
-    from segcal.nnunet.model import parse_fold
-
-    if more and not fold:
-        raise UsageError(f"unexpected argument {more[0]!r}; folds are named with -f, as in -f 0 1 2")
-    return [parse_fold(text) for text in (*fold, *(more or []))] if fold else None
-
-
 def _models(
     folders: list[Path],
-    folds: list[int | Literal["all"]] | None,
+    fold: list[str] | None,
+    more: list[str] | None,
     checkpoint: str,
     disable_tta: bool,
     step_size: float,
     device: str,
 ) -> list[TrainedModel]:
     from segcal.device import resolve_device
-    from segcal.nnunet.model import load_model
+    from segcal.nnunet.model import load_model, parse_fold
 
+    if more and not fold:
+        raise UsageError(f"unexpected argument {more[0]!r}; folds are named with -f, as in -f 0 1 2")
+    folds = [parse_fold(text) for text in (*fold, *(more or []))] if fold else None
     where, mirroring = resolve_device(device), not disable_tta
     return [
         load_model(folder, folds=folds, checkpoint=checkpoint, device=where, mirroring=mirroring, step_size=step_size)
@@ -225,7 +221,7 @@ def export(
     from segcal.nnunet.export import export_logits
 
     output = Output(json=json, quiet=quiet)
-    models = _models(model, _folds(fold, more_folds), checkpoint, disable_tta, step_size, device)
+    models = _models(model, fold, more_folds, checkpoint, disable_tta, step_size, device)
     with output.stages() as progress:
         done = export_logits(
             models,
@@ -327,7 +323,7 @@ def predict(
 
     output = Output(json=json, quiet=quiet)
     fitted = load_calibrator(calibrator)
-    models = _models(model, _folds(fold, more_folds), checkpoint, disable_tta, step_size, device)
+    models = _models(model, fold, more_folds, checkpoint, disable_tta, step_size, device)
     early = check_applicable(models, fitted, pooling=pooling, force=force)
     for sentence in early:
         output.warn(sentence)  # now, not after hours of prediction
