@@ -89,5 +89,5 @@ viewer: setup ## bring NiiVue into the package for the service's pages, if npm i
 	fi
 
 clean: ## remove caches, builds and demo_out (not .venv)
-	rm -rf build dist demo_out .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks *.egg-info
+	rm -rf build dist demo_out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 	find segcal cli configs tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -163,7 +163,7 @@ def _report(output: Output, run: ApplyRun, method: str) -> None:
         concerned = [case_id for case_id, why in run.redone.items() if why == reason]
         output.line(f"done again, changed: {reason} ({', '.join(concerned)})")
     counts = {"already finished": len(run.skipped), "failed": len(run.failed)}
-    rest = "".join(f", {count} {what}" for what, count in counts.items() if count)
+    rest = "".join(f", {n} {what}" for what, n in counts.items() if n)
     output.line(f"{method}: {count(len(run.done), 'case')} written to {run.out}{rest}")
     output.result(
         {

@@ -6,7 +6,7 @@ A table of thin commands; each imports the module that does the work when it run
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -28,6 +28,9 @@ from .common import (
     sub_app,
 )
 from .manifest_file import ReplaceOption, check_free
+
+if TYPE_CHECKING:
+    from segcal.nnunet.model import TrainedModel
 
 app = sub_app("Work with nnU-Net's folders and models.")
 
@@ -163,12 +166,26 @@ StepSizeOption = Annotated[float, typer.Option("-step_size", help="Step of the s
 NnunetDeviceOption = Annotated[str, typer.Option("-device", "--device", help="auto, cpu, cuda or mps.")]
 
 
-def _folds(fold: list[str] | None, more: list[str] | None) -> list[int | Literal["all"]] | None:
-    from segcal.nnunet.model import parse_fold
+def _models(
+    folders: list[Path],
+    fold: list[str] | None,
+    more: list[str] | None,
+    checkpoint: str,
+    disable_tta: bool,
+    step_size: float,
+    device: str,
+) -> list[TrainedModel]:
+    from segcal.device import resolve_device
+    from segcal.nnunet.model import load_model, parse_fold
 
     if more and not fold:
         raise UsageError(f"unexpected argument {more[0]!r}; folds are named with -f, as in -f 0 1 2")
-    return [parse_fold(text) for text in (*fold, *(more or []))] if fold else None
+    folds = [parse_fold(text) for text in (*fold, *(more or []))] if fold else None
+    where, mirroring = resolve_device(device), not disable_tta
+    return [
+        load_model(folder, folds=folds, checkpoint=checkpoint, device=where, mirroring=mirroring, step_size=step_size)
+        for folder in folders
+    ]
 
 
 @app.command(
@@ -201,18 +218,10 @@ def export(
     debug: DebugOption = False,
 ) -> None:
     """Write the logits of every fold for every image, in image geometry, and a manifest to fit on."""
-    from segcal.device import resolve_device
     from segcal.nnunet.export import export_logits
-    from segcal.nnunet.model import load_model
 
     output = Output(json=json, quiet=quiet)
-    where, folds = resolve_device(device), _folds(fold, more_folds)
-    models = [
-        load_model(
-            folder, folds=folds, checkpoint=checkpoint, device=where, mirroring=not disable_tta, step_size=step_size
-        )
-        for folder in model
-    ]
+    models = _models(model, fold, more_folds, checkpoint, disable_tta, step_size, device)
     with output.stages() as progress:
         done = export_logits(
             models,
@@ -309,20 +318,12 @@ def predict(
     Methods that preserve the decision and pool logits keep the segmentation of nnUNetv2_predict at every voxel. With
     several model folders, whose logits no command of nnU-Net averages, it is the decision of the mean over all folds.
     """
-    from segcal.device import resolve_device
     from segcal.fitted import load_calibrator
-    from segcal.nnunet.model import load_model
     from segcal.nnunet.predict import check_applicable, predict_folder
 
     output = Output(json=json, quiet=quiet)
     fitted = load_calibrator(calibrator)
-    where, folds = resolve_device(device), _folds(fold, more_folds)
-    models = [
-        load_model(
-            folder, folds=folds, checkpoint=checkpoint, device=where, mirroring=not disable_tta, step_size=step_size
-        )
-        for folder in model
-    ]
+    models = _models(model, fold, more_folds, checkpoint, disable_tta, step_size, device)
     early = check_applicable(models, fitted, pooling=pooling, force=force)
     for sentence in early:
         output.warn(sentence)  # now, not after hours of prediction
@@ -349,7 +350,7 @@ def predict(
     if run.differing:
         output.line(DIFFERING.format(sum(run.differing.values())))
     counts = {"of them already finished": len(run.skipped), "failed": len(run.failed)}
-    rest = "".join(f", {count} {what}" for what, count in counts.items() if count)
+    rest = "".join(f", {n} {what}" for what, n in counts.items() if n)
     output.line(f"{fitted.info.method}: {count(len(run.cases), 'case')} written to {run.out}{rest}")
     output.result(
         {

@@ -477,7 +477,8 @@ def test_ets_has_one_solver_whatever_is_asked_for(manifest: Manifest) -> None:
     assert asked.content == plain.content
 
 
-def test_adam_says_that_full_means_nothing_to_it(manifest: Manifest) -> None:
+def test_adam_says_that_full_means_nothing_to_it(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "AdamSettings", partial(methods.AdamSettings, max_epochs=20))
     both = fit_many(manifest, ["ts", "ets"], solver="adam", trials=1, full=True)
     said = {name: any("adam solver always stops" in text for text in f.info.warnings) for name, f in both.items()}
     assert said == {"ts": True, "ets": False}

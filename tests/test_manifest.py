@@ -161,8 +161,6 @@ def _with_case(index: int, **changes: Any) -> dict[str, Any]:
 
 
 REGION = {"name": "whole", "labels": [1, 2]}
-ALL_IDS = ["case_0", "case_1", "case_2"]
-
 FAULTS: dict[str, tuple[object, str]] = {
     "duplicate id": (_with_case(2, id="case_0"), r"cases: 'case_0' stands at \[0\] and at \[2\]"),
     "unequal members": (_with_case(1, members=["a.npz"]), r"cases\[1\].members: case_1 has 1 member, 2 of 3 .* have 2"),

@@ -19,7 +19,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def calibrated_export(calibrator_path: str | os.PathLike[str], *, always: bool =
     functions = [getattr(nnunet, name) for name in names]
     variable = os.environ.get(CALIBRATOR_VARIABLE)
     os.environ[CALIBRATOR_VARIABLE] = str(path)
-    setattr(nnunet, names[0], export_always if always else export_calibrated)
+    setattr(nnunet, names[0], partial(export_calibrated, always=always))  # goes to spawned processes as it is
     setattr(nnunet, names[1], convert_calibrated)
     lists = nnunet.nnUNetPredictor._manage_input_and_output_lists
     nnunet.nnUNetPredictor._manage_input_and_output_lists = _without_finished(lists, fitted.sha256, always=always)
@@ -138,31 +138,21 @@ def export_calibrated(
     output_file_truncated: str,
     save_probabilities: bool = False,
     num_threads_torch: int | None = None,
+    *,
+    always: bool = False,
 ) -> None:
-    """In the place of nnU-Net's `export_prediction_from_logits`: the same files, the probabilities calibrated."""
+    """In the place of nnU-Net's `export_prediction_from_logits`: the same files, the probabilities calibrated.
+
+    With `always` they are written although nobody asked nnU-Net for them.
+    """
     from nnunetv2.inference.export_prediction import export_prediction_from_logits
 
     given = (predicted_array_or_file, properties_dict, configuration_manager, plans_manager, dataset_json_dict_or_file)
-    if not save_probabilities:
-        threads = () if num_threads_torch is None else (num_threads_torch,)
-        export_prediction_from_logits(*given, output_file_truncated, False, *threads)
+    if save_probabilities or always:
+        _export(*given, output_file_truncated, save_probabilities, num_threads_torch)
         return
-    _export(*given, output_file_truncated, True, num_threads_torch)
-
-
-def export_always(
-    predicted_array_or_file: Any,
-    properties_dict: dict[str, Any],
-    configuration_manager: Any,
-    plans_manager: Any,
-    dataset_json_dict_or_file: Any,
-    output_file_truncated: str,
-    save_probabilities: bool = False,
-    num_threads_torch: int | None = None,
-) -> None:
-    """As `export_calibrated`, but the probabilities are written although nobody asked nnU-Net for them."""
-    given = (predicted_array_or_file, properties_dict, configuration_manager, plans_manager, dataset_json_dict_or_file)
-    _export(*given, output_file_truncated, save_probabilities, num_threads_torch)
+    threads = () if num_threads_torch is None else (num_threads_torch,)
+    export_prediction_from_logits(*given, output_file_truncated, False, *threads)
 
 
 def convert_calibrated(

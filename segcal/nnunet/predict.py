@@ -24,13 +24,11 @@ from segcal.nnunet.image_files import find_cases
 from segcal.nnunet.model import TrainedModel
 from segcal.nnunet.predict_record import PredictedEntry, PredictRecord, fresh_record, load_record
 from segcal.nnunet.predict_steps import (
-    PredictedCase,
     PredictFormat,
     PredictJob,
     PreparedCase,
     WrittenCase,
     finish_and_write,
-    finish_case,
     member_logits,
     prepare_case,
 )
@@ -153,22 +151,6 @@ def check_applicable(
     case = {"id": "any", "members": [f"member_{k}/any.npz" for k in range(n_members)]}
     manifest = Manifest.model_validate(manifest_content(models, [case], name="predict"))
     return fitted.check_compatible(manifest, pooling or fitted.info.pooling, force=force)
-
-
-def predict_case(
-    model: TrainedModel | Sequence[TrainedModel],
-    fitted: FittedCalibrator,
-    case_id: str,
-    image_files: Sequence[Path],
-    *,
-    pooling: AppliedPooling | None = None,
-    dtype: StorageType = "float32",
-) -> PredictedCase:
-    """Predict and calibrate one case in memory; every member predicts once. See `predict_folder`."""
-    models = (model,) if isinstance(model, TrainedModel) else tuple(model)
-    job = _job(models, fitted, pooling, "nnunet", dtype, Path())
-    prepared = prepare_case(job, case_id, tuple(image_files))
-    return finish_case(job, prepared, member_logits(models, prepared))
 
 
 def _job(

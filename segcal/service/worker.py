@@ -126,13 +126,13 @@ class Worker:
                 progress = JobProgress(*message["progress"])
             elif message is not None and "died" in message and stop.wait(TICK_SECONDS):
                 # Whoever ends the worker may have told its child too; that is no fault of the job.
-                return self._leave(claim, "released", lambda: self._store.jobs.release(claim))
+                return self._leave("released", lambda: self._store.jobs.release(claim))
             elif message is not None:
                 return self._conclude(claim, message)
             if stop.is_set():
-                return self._leave(claim, "released", lambda: self._store.jobs.release(claim))
+                return self._leave("released", lambda: self._store.jobs.release(claim))
             if self._too_large(child):
-                return self._leave(claim, "failed", lambda: self._store.jobs.fail(claim, self._too_large_text()))
+                return self._leave("failed", lambda: self._store.jobs.fail(claim, self._too_large_text()))
             now = time.monotonic()
             if now - renewed < every_s:
                 continue
@@ -142,7 +142,7 @@ class Worker:
             if answer == "held":
                 held_until = now + lease_s
             elif answer == "cancel":
-                return self._leave(claim, "cancelled", lambda: self._store.jobs.stopped(claim))
+                return self._leave("cancelled", lambda: self._store.jobs.stopped(claim))
             elif answer == "lost" or now > held_until:
                 # Another worker has the job, or will soon: nothing more is written, neither files nor rows.
                 self._end_child(kill=True)
@@ -167,7 +167,7 @@ class Worker:
         text = f"given up after {claim.job.attempts} attempts: {reason}"
         return "failed" if self._insist(lambda: jobs.fail(claim, text)) else "lost"
 
-    def _leave(self, claim: Claim, end: End, tell: Callable[[], bool]) -> End:
+    def _leave(self, end: End, tell: Callable[[], bool]) -> End:
         """End the child first, so that the job's folder is quiet before others hear of the job."""
         self._end_child(kill=end == "failed")
         return end if self._insist(tell) else "lost"

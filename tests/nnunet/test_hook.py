@@ -21,7 +21,13 @@ from scipy.special import softmax
 from segcal.checks.calibrated_before import calibrator_of
 from segcal.errors import CaseError, MismatchError, MissingFileError, UsageError
 from segcal.fitted import FittedCalibrator
-from segcal.nnunet.hook import CALIBRATOR_VARIABLE, calibrated_export, environment_calibrator, run_entry_point
+from segcal.nnunet.hook import (
+    CALIBRATOR_VARIABLE,
+    calibrated_export,
+    environment_calibrator,
+    export_calibrated,
+    run_entry_point,
+)
 from segcal.nnunet.postprocess import postprocess_folder
 from tests.apply_data import make_fitted, temperature
 from tests.nnunet import untrained
@@ -140,7 +146,7 @@ def test_functions_and_environment_are_restored(run: Run, monkeypatch: pytest.Mo
             monkeypatch.setenv(CALIBRATOR_VARIABLE, before)
         with calibrated_export(run.calibrator):
             assert os.environ[CALIBRATOR_VARIABLE] == str(run.calibrator)
-            assert predict_from_raw_data.export_prediction_from_logits.__module__ == "segcal.nnunet.hook"
+            assert predict_from_raw_data.export_prediction_from_logits.func is export_calibrated
         with pytest.raises(KeyError), calibrated_export(run.calibrator):
             raise KeyError
         assert os.environ.get(CALIBRATOR_VARIABLE) == before

@@ -89,17 +89,25 @@ def exported(models: Sequence[TrainedModel], images: Path, out: Path, case_id: s
     return [np.load(manifest.resolve(name))["logits"].astype(np.float64) for name in members]
 
 
-def test_workers_write_the_bytes_of_the_sequential_run(folder: Path, model: TrainedModel, tmp_path: Path) -> None:
-    """A spatial method, whose sums could depend on the number of threads, and both formats."""
-    fitted = named(preserving("lts_ti", 3))
-    runs = [
-        predict_folder(
-            model, fitted, folder / "images", tmp_path / name, format="both", n_preprocessing=npp, n_export=nps
-        )
-        for name, npp, nps in (("sequential", 0, 0), ("workers", 1, 1))
-    ]
+def test_workers_write_the_bytes_of_the_sequential_run_and_stdout_is_still_one_json_object(
+    folder: Path, model: TrainedModel, tmp_path: Path
+) -> None:
+    """A spatial method, whose sums could depend on the number of threads, and both formats.
 
-    assert runs[0].cases == runs[1].cases == CASES
+    In a process of its own: what nnU-Net prints in a worker would go past every redirection of this one.
+    """
+    fitted = named(preserving("lts_ti", 3))
+    fitted.save(tmp_path / "cal.safetensors")
+    how: dict[str, Any] = {"format": "both", "n_preprocessing": 0, "n_export": 0}
+    run = predict_folder(model, fitted, folder / "images", tmp_path / "sequential", **how)
+    words = ["nnunet", "predict", "-m", folder / "model", "-i", folder / "images", "-o", tmp_path / "workers"]
+    words += ["--calibrator", tmp_path / "cal.safetensors", "--format", "both", "--disable_tta", "-device", "cpu"]
+    words += ["-npp", 1, "-nps", 1, "--json"]
+    code = "from segcal_cli.main import run; run()"
+    done = subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["cases"] == list(run.cases) == list(CASES)
     one, two = contents(tmp_path / "sequential"), contents(tmp_path / "workers")
     assert len(one) == 4 * 3 + 3
     assert one == two
@@ -196,18 +204,6 @@ def test_a_run_that_is_stopped_says_how_to_go_on(
     run = predict_folder(model, named(temperature(2.0)), folder / "images", tmp_path / "out", resume=True)
     assert run.skipped == ("case_a",)
     assert run.cases == CASES
-
-
-def test_with_workers_stdout_is_still_one_json_object(folder: Path, tmp_path: Path) -> None:
-    """In a process of its own: what nnU-Net prints in a worker would go past every redirection of this one."""
-    named(temperature(2.0)).save(tmp_path / "cal.safetensors")
-    words = ["nnunet", "predict", "-m", folder / "model", "-i", folder / "images", "-o", tmp_path / "out", "-f", 0]
-    words += ["--calibrator", tmp_path / "cal.safetensors", "-device", "cpu", "-npp", 1, "-nps", 1, "--json"]
-    code = "from segcal_cli.main import run; run()"
-    done = subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, check=False)
-
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["cases"] == list(CASES)
 
 
 @pytest.mark.parametrize("reader", ["NibabelIOWithReorient", "SimpleITKIOWithReorient"])

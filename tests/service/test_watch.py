@@ -301,7 +301,7 @@ def test_it_runs_until_it_is_told_to_stop(folder: Path, lite: Store, caplog: pyt
     thread.start()
 
     write_output(folder, "case_1")
-    wait_until(lambda: jobs_of(lite) == ["case_1"], 20)
+    wait_until(lambda: jobs_of(lite) == ["case_1"])
 
     stop.set()
     thread.join(10)

@@ -220,7 +220,7 @@ def test_a_child_never_outlives_a_worker_that_was_killed(tmp_path: Path) -> None
     middle.wait()
     middle.stdout.close()
 
-    wait_until(lambda: not is_running(pid), 10)
+    wait_until(lambda: not is_running(pid))
 
 
 def test_a_second_child_waits_until_the_first_has_left_the_folder(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_a_job_whose_worker_was_killed_is_finished_by_the_next_one(settings: Ser
 
     first.kill()
     first.wait()
-    wait_until(lambda: not is_running(child), 5)
+    wait_until(lambda: not is_running(child))
     assert store.jobs.get(job_id).state == "running"  # nobody could tell the store
     second = worker_process(settings)
     job = finished(store, job_id)

@@ -34,7 +34,6 @@ Text = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f\x
 
 Limit = Annotated[int, Query(ge=1, le=500, description="How many at most.")]
 
-Reader = Annotated[Caller, Depends(allowed("read"))]
 Submitter = Annotated[Caller, Depends(allowed("submit"))]
 Admin = Annotated[Caller, Depends(allowed("admin"))]
 

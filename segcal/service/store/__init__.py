@@ -8,7 +8,7 @@ from __future__ import annotations
 from sqlalchemy import select
 
 from segcal.service.store.calibrator_table import Calibrators
-from segcal.service.store.case_table import CaseOrder, Cases, DayBatch, TrendPoint
+from segcal.service.store.case_table import CaseFilter, CaseOrder, Cases, DayBatch, TrendPoint
 from segcal.service.store.database import Database
 from segcal.service.store.leases import Claim, Jobs
 from segcal.service.store.old_jobs import OldJobs
@@ -19,7 +19,17 @@ from segcal.service.store.versions import prepare
 from segcal.service.store.watched import Watched
 from segcal.service.store.workers import WorkerRecord, Workers
 
-__all__ = ["CaseOrder", "Claim", "DayBatch", "Store", "TrendPoint", "WorkerRecord", "open_store", "same_job"]
+__all__ = [
+    "CaseFilter",
+    "CaseOrder",
+    "Claim",
+    "DayBatch",
+    "Store",
+    "TrendPoint",
+    "WorkerRecord",
+    "open_store",
+    "same_job",
+]
 
 
 class Store:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 from sqlalchemy import ColumnElement, Select, case, func, select
 
@@ -19,26 +19,15 @@ CaseOrder: TypeAlias = Literal[
 """`worst`: failed, then most flags, then lowest expected DSC. Numbers: lowest first, undefined ones last."""
 
 
-@dataclass(frozen=True, slots=True)
-class CaseFilter:
-    """Which cases; what is None or empty does not matter."""
+class CaseFilter(TypedDict, total=False):
+    """Which cases; what is None, empty or absent does not matter."""
 
-    batch: str | None = None
-    day: str | None = None
-    calibrator: str | None = None
-    flagged: bool | None = None
-    status: Literal["ok", "failed"] | None = None
-    search: str = ""
-
-    def conditions(self) -> list[ColumnElement[bool]]:
-        """For a WHERE."""
-        pairs = ("batch", self.batch), ("day", self.day), ("calibrator", self.calibrator), ("status", self.status)
-        found: list[ColumnElement[bool]] = [cases.c[name] == value for name, value in pairs if value is not None]
-        if self.flagged is not None:
-            found.append(cases.c.n_flags > 0 if self.flagged else cases.c.n_flags == 0)
-        if self.search:
-            found.append(func.lower(cases.c.case_id).contains(self.search.lower(), autoescape=True))
-        return found
+    batch: str | None
+    day: str | None
+    calibrator: str | None
+    flagged: bool | None
+    status: Literal["ok", "failed"] | None
+    search: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,42 +87,26 @@ class Cases:
     def page(
         self,
         *,
-        batch: str | None = None,
-        day: str | None = None,
-        calibrator: str | None = None,
-        flagged: bool | None = None,
-        status: Literal["ok", "failed"] | None = None,
-        search: str = "",
         sort: CaseOrder = "worst",
         descending: bool = False,
         limit: int = 50,
         offset: int = 0,
+        **wanted: Unpack[CaseFilter],
     ) -> list[CaseRecord]:
         """A part of the cases that fit; `descending` turns the order of `sort` round."""
-        wanted = CaseFilter(batch, day, calibrator, flagged, status, search)
-        statement = select(cases).where(*wanted.conditions()).order_by(*_order(sort, descending))
+        statement = select(cases).where(*_conditions(wanted)).order_by(*_order(sort, descending))
         return self._records(statement.limit(limit).offset(offset))
 
-    def count(
-        self,
-        *,
-        batch: str | None = None,
-        day: str | None = None,
-        calibrator: str | None = None,
-        flagged: bool | None = None,
-        status: Literal["ok", "failed"] | None = None,
-        search: str = "",
-    ) -> int:
+    def count(self, **wanted: Unpack[CaseFilter]) -> int:
         """How many fit."""
-        wanted = CaseFilter(batch, day, calibrator, flagged, status, search)
         with self._database.read() as connection:
-            statement = select(func.count()).select_from(cases).where(*wanted.conditions())
+            statement = select(func.count()).select_from(cases).where(*_conditions(wanted))
             return int(connection.execute(statement).scalar_one())
 
     def worst_first(self, *, batch: str, day: str, limit: int) -> list[tuple[int, str]]:
         """Number and name of the cases of a batch on a day, in the order of `worst`; without their numbers, so fast."""
-        wanted = CaseFilter(batch, day)
-        statement = select(cases.c.key, cases.c.case_id).where(*wanted.conditions()).order_by(*_order("worst", False))
+        wanted = _conditions({"batch": batch, "day": day})
+        statement = select(cases.c.key, cases.c.case_id).where(*wanted).order_by(*_order("worst", False))
         with self._database.read() as connection:
             return [(int(row.key), str(row.case_id)) for row in connection.execute(statement.limit(limit))]
 
@@ -163,7 +136,7 @@ class Cases:
 
     def trend(self, *, calibrator: str | None = None, batch: str | None = None, limit: int = 500) -> list[TrendPoint]:
         """The last `limit` cases that worked, oldest first."""
-        conditions = CaseFilter(batch, calibrator=calibrator, status="ok").conditions()
+        conditions = _conditions({"batch": batch, "calibrator": calibrator, "status": "ok"})
         columns = [cases.c[name] for name in TrendPoint.__dataclass_fields__]
         statement = select(*columns).where(*conditions).order_by(cases.c.key.desc()).limit(limit)
         with self._database.read() as connection:
@@ -172,6 +145,18 @@ class Cases:
     def _records(self, statement: Select[Any]) -> list[CaseRecord]:
         with self._database.read() as connection:
             return [case_of(row) for row in connection.execute(statement).mappings()]
+
+
+def _conditions(wanted: CaseFilter) -> list[ColumnElement[bool]]:
+    """For a WHERE."""
+    pairs = [(cases.c[name], wanted.get(name)) for name in ("batch", "day", "calibrator", "status")]
+    found: list[ColumnElement[bool]] = [column == value for column, value in pairs if value is not None]
+    flagged = wanted.get("flagged")
+    if flagged is not None:
+        found.append(cases.c.n_flags > 0 if flagged else cases.c.n_flags == 0)
+    if search := wanted.get("search"):
+        found.append(func.lower(cases.c.case_id).contains(search.lower(), autoescape=True))
+    return found
 
 
 def _order(sort: CaseOrder, descending: bool) -> list[ColumnElement[Any]]:

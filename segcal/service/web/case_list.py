@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse
 
 from segcal.service.api.common import Text
-from segcal.service.store import CaseOrder, Store
+from segcal.service.store import CaseFilter, CaseOrder, Store
 from segcal.service.web.render import PageRoute, address, page
 
 PAGE_CASES = 50
@@ -70,13 +70,13 @@ def case_list_routes(store: Store) -> APIRouter:
         descending: bool = False,
         start: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
     ) -> HTMLResponse:
-        chosen: dict[str, Any] = {
+        chosen: CaseFilter = {
             "search": search,
             "batch": batch or None,
             "day": day or None,
             "calibrator": calibrator or None,
             "flagged": {"flagged": True, "not_flagged": False}.get(look),
-            "status": {"failed": "failed", "not_flagged": "ok"}.get(look),
+            "status": "failed" if look == "failed" else "ok" if look == "not_flagged" else None,
         }
         n_cases = store.cases.count(**chosen)
         given = {"search": search, "batch": batch, "day": day, "calibrator": calibrator, "look": look}
