@@ -244,6 +244,22 @@ class TestTokens:
         assert self.run(guarded, "create", name).exit_code == 2
         assert guarded.store.tokens.list() == []
 
+    @pytest.mark.parametrize("days", ["inf", "nan", "1e9", "36501", "-1"])
+    def test_a_token_lasts_no_longer_than_a_date_can_say(self, guarded: Api, days: str) -> None:
+        assert self.run(guarded, "create", "anna", "--days", days).exit_code == 2
+        assert guarded.store.tokens.list() == []
+        self.create(guarded, "anna", "--days", "36500")
+        assert self.run(guarded, "list").exit_code == 0
+
+    @pytest.mark.parametrize("arguments", [["list"], ["revoke", "000000000000"]])
+    def test_looking_into_a_folder_that_is_none_of_a_service_makes_nothing(
+        self, tmp_path: Path, arguments: list[str]
+    ) -> None:
+        for data in (tmp_path, tmp_path / "mistyped"):
+            result = CliRunner().invoke(app, ["token", *arguments, "--data", str(data)])
+            assert (result.exit_code, "no service keeps its store there" in result.output) == (2, True)
+        assert list(tmp_path.iterdir()) == []
+
     def test_an_unknown_token_cannot_be_revoked(self, guarded: Api) -> None:
         result = self.run(guarded, "revoke", "000000000000")
         assert result.exit_code == 1
