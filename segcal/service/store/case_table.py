@@ -37,7 +37,10 @@ class CaseFilter:
         if self.flagged is not None:
             found.append(cases.c.n_flags > 0 if self.flagged else cases.c.n_flags == 0)
         if self.search:
-            found.append(func.lower(cases.c.case_id).contains(self.search.lower(), autoescape=True))
+            # As it is written, too: SQLite, and PostgreSQL in the locale "C", know small letters from a to z only.
+            name = cases.c.case_id
+            small = func.lower(name).contains(self.search.lower(), autoescape=True)
+            found.append(small | name.contains(self.search, autoescape=True))
         return found
 
 
