@@ -184,6 +184,24 @@ def test_a_server_that_nobody_has_a_token_for_says_so(
     assert ("segcal token create" in caplog.text) is not has_token
 
 
+@pytest.mark.parametrize(("mode", "warned"), [(None, False), (0o700, False), (0o750, False), (0o755, True)])
+def test_a_data_folder_that_everybody_may_look_into_is_told_of(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    mode: int | None,
+    warned: bool,
+) -> None:
+    data = tmp_path / "data"
+    if mode is not None:
+        data.mkdir()
+        data.chmod(mode)
+    monkeypatch.setattr("segcal.service.api.service.run_app", lambda *_: None)
+    monkeypatch.setattr(logging.getLogger("segcal.service"), "propagate", True)
+    run_service(ServiceSettings(data=data, port=0), 0, None, lambda _address: None)
+    assert ("every user of this machine may look into" in caplog.text) is warned
+
+
 def test_json_tells_the_address_in_one_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("segcal.service.api.log.log_to", lambda: None)
     monkeypatch.setattr("segcal.service.api.service.run_app", lambda _app, _listening, started: started())
