@@ -35,7 +35,7 @@ def create(
         typer.Option(help="read: look at everything; submit: also new work; admin: also retire calibrators."),
     ] = "read",
     days: Annotated[
-        float | None, typer.Option(min=0.0, metavar="N", help="Valid for so long; otherwise for ever.")
+        float | None, typer.Option(min=0.0, max=36_500.0, metavar="N", help="Valid for so long; otherwise for ever.")
     ] = None,
     store: StoreOption = None,
     json: JsonOption = False,
@@ -66,7 +66,7 @@ def list_tokens(
 ) -> None:
     """Who has a token; the tokens themselves are not known."""
     output = Output(json=json, quiet=quiet)
-    with _opened(data, store) as opened:
+    with _opened(data, store, made=False) as opened:
         found = opened.tokens.list()
     rows = [(each.id, each.name, each.scope, _day(each.created), _state(each)) for each in found]
     if rows:
@@ -87,21 +87,25 @@ def revoke(
 ) -> None:
     """Let a token be valid no longer, from the next request on."""
     output = Output(json=json, quiet=quiet)
-    with _opened(data, store) as opened:
+    with _opened(data, store, made=False) as opened:
         record = opened.tokens.revoke(token_id)
     output.line(f"token {record.id} of {record.name} is revoked")
     output.result(_values(record))
 
 
 @contextmanager
-def _opened(data: Path, url: str | None) -> Iterator[Store]:
+def _opened(data: Path, url: str | None, *, made: bool = True) -> Iterator[Store]:
+    """The store; where there is none it is made for the first token, or it is said that the folder is the wrong one."""
     try:
         from segcal.service.settings import ServiceSettings
         from segcal.service.store import open_store
     except ImportError as error:
         raise UsageError(f"the service needs more packages ({error}): {how_to_install('service')}") from error
+    settings = ServiceSettings(data=data, store_url=url)
+    if not made and url is None and not settings.database.is_file():
+        raise UsageError(f"--data {data}: no service keeps its store there; give the --data of `segcal serve`")
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    store = open_store(ServiceSettings(data=data, store_url=url).url)
+    store = open_store(settings.url)
     try:
         yield store
     finally:

@@ -182,11 +182,15 @@ def settings_of(method: type[RowMethod]) -> dict[str, Any]:
 
 
 def check_settings(method: type[RowMethod], settings: Mapping[str, Any]) -> None:
-    """UsageError where a setting is not one of the method's."""
+    """UsageError where a setting is not one of the method's, ParameterError where it is no number that it could be."""
     known = settings_of(method)
-    for name in settings:
+    for name, value in settings.items():
         if name not in known:
             raise UsageError(f"{method.name} has no setting `{name}`; it has {', '.join(known) or 'none'}")
+        if type(known[name]) is int and isinstance(value, float | str):
+            raise ParameterError(f"{method.name}: {name} must be a whole number, got {value!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ParameterError(f"{method.name}: {name.rstrip('_')} must be finite, got {value}")
 
 
 def _info(

@@ -67,7 +67,7 @@ class _SearchedTemperature(RowMethod):
     def _of(cls, temperature: float, n_rows: int) -> Self:
         warnings = []
         if n_rows < FEW_VOXELS:  # where `ts` says so
-            warnings.append(f"{cls.name}: fitted on only {count(n_rows, 'row')}")
+            warnings.append(f"{cls.name} was fitted on only {count(n_rows, 'row')}")
         if not T_MIN * 1.01 < temperature < T_MAX / 1.01:
             warnings.append(
                 f"{cls.name}: the temperature ran to its bound {temperature:g}; the scores are constant or always right"

@@ -90,9 +90,14 @@ class ServiceSettings:
     keep_days: float | None = None
 
     @property
+    def database(self) -> Path:
+        """File of the store, unless it has an address of its own."""
+        return self.data.absolute() / "segcal.db"
+
+    @property
     def url(self) -> str:
         """Address of the store."""
-        return self.store_url or f"sqlite:///{self.data.absolute() / 'segcal.db'}"
+        return self.store_url or f"sqlite:///{self.database}"
 
     @property
     def tokens_required(self) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ import segcal
 from segcal.calibrator_info import CalibratorInfo
 from segcal.classification import Samples, files, fit, load
 from segcal.classification.base import RowMethod
-from segcal.errors import FileFormatError, MissingFileError, UsageError
+from segcal.errors import FileFormatError, MissingFileError, ParameterError, UsageError
 from tests.classification.feature_rows import draw_rows as draw_features
 from tests.classification.rows import draw_rows, nll
 
@@ -150,3 +152,19 @@ def test_a_method_never_sees_more_rows_at_once_than_memory_bears(method: str, mo
     found = made.probabilities(rows)
     assert seen == [40, 40, 10]
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "words"),
+    [
+        ("histogram", {"bins": 1e9}, "histogram: bins must be a whole number, got 1000000000.0"),
+        ("histogram", {"bins": float("nan")}, "histogram: bins must be a whole number, got nan"),
+        ("ts_sb_ece", {"bins": "many"}, "ts_sb_ece: bins must be a whole number, got 'many'"),
+        ("dc", {"lambda_": float("inf")}, "dc: lambda must be finite, got inf"),
+        ("dc", {"mu": float("inf")}, "dc: mu must be finite, got inf"),
+    ],
+)
+def test_a_setting_that_is_no_number_of_its_kind_is_named(method: str, settings: dict[str, Any], words: str) -> None:
+    samples = Samples.of(torch.eye(4).double(), torch.arange(4), kind="logits")
+    with pytest.raises(ParameterError, match=re.escape(words)):
+        fit(method, samples, **settings)

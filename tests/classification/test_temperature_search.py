@@ -81,8 +81,8 @@ def test_the_temperature_that_drew_the_labels_is_found(method: type) -> None:
 @pytest.mark.parametrize("method", [SoftBinnedTemperature, HardBinnedTemperature])
 def test_few_rows_are_said_as_temperature_scaling_says_them(method: type[SoftBinnedTemperature]) -> None:
     few = DATA.rows(torch.arange(499))
-    assert f"{method.name}: fitted on only 499 rows" in method.fit(few).warnings
-    assert TemperatureRows.fit(few).warnings == ("ts: fitted on only 499 rows",)
+    assert f"{method.name} was fitted on only 499 rows" in method.fit(few).warnings
+    assert TemperatureRows.fit(few).warnings == ("ts was fitted on only 499 rows",)
     assert method.fit(DATA.rows(torch.arange(500))).warnings == ()
 
 

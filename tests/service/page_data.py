@@ -68,7 +68,8 @@ def fill(data: Path, results: Results, folder: Path) -> Filled:
         _finish(store, results)
         broken = "broken & <b>bold</b>"
         _submit(store, calibrator.sha256, "evening")
-        message = f"{broken}: its npz is truncated; export it again"
+        place = "../department_of_radiology/member_0_of_the_ensemble/hippocampus"
+        message = f"{broken}: {place}/broken.npz is truncated; export it again"
         unread = NewCase(broken, "failed", calibrator.sha256, error=message)
         bare = NewCase("without_layers", "ok", calibrator.sha256, expected_dsc=0.9, boundary_confidence=0.95)
         store.jobs.finish(claim_next(store), message="1 of 2 cases failed", result={}, cases=[unread, bare])

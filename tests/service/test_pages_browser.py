@@ -427,11 +427,12 @@ def test_signing_in_and_out_with_a_token(site: Site, tmp_path: Path) -> None:
             store.close()
 
 
-PATHS = ("/", "/cases", "/jobs", "/calibrators", "/case", "/job")
+PATHS = ("/", "/cases", "/jobs", "/calibrators", "/case", "/broken", "/job")
 
 
 def at(site: Site, path: str) -> str:
-    return {"/case": f"/cases/{real_case(site)}", "/job": f"/jobs/{site.filled.failed_id}"}.get(path, path)
+    others = {"/broken": f"/cases/{site.key(site.filled.broken)}", "/job": f"/jobs/{site.filled.failed_id}"}
+    return {"/case": f"/cases/{real_case(site)}", **others}.get(path, path)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -440,7 +441,7 @@ def test_pages_fit_the_window_and_text_stands_out_in_both_modes(site: Site, path
     for scheme in ("light", "dark"):
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         site.browser.devtools("Emulation.setEmulatedMedia", media="screen", features=features)
-        for width in (1024, 1280):
+        for width in (400, 1024, 1280):
             site.browser.devtools(
                 "Emulation.setDeviceMetricsOverride", width=width, height=820, deviceScaleFactor=1, mobile=False
             )

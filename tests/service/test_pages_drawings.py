@@ -125,6 +125,12 @@ def test_points_of_the_reliability_diagram_stand_at_confidence_and_accuracy() ->
     assert "30.00 percent" in drawn.alt
 
 
+def test_the_axes_of_the_reliability_diagram_say_where_their_lines_are() -> None:
+    drawn = reliability_diagram({"before": table({5: 100, 12: 100}, confidence=0.35, hits=0.35)})
+    assert drawn is not None
+    assert [words for _, _, words in drawn.ticks] == ["30 %", "47.5 %", "65 %", "82.5 %", "100 %"]
+
+
 def test_no_tables_no_diagram() -> None:
     assert reliability_diagram(None) is None
     assert reliability_diagram({}) is None

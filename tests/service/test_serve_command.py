@@ -184,6 +184,24 @@ def test_a_server_that_nobody_has_a_token_for_says_so(
     assert ("segcal token create" in caplog.text) is not has_token
 
 
+@pytest.mark.parametrize(("mode", "warned"), [(None, False), (0o700, False), (0o750, False), (0o755, True)])
+def test_a_data_folder_that_everybody_may_look_into_is_told_of(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    mode: int | None,
+    warned: bool,
+) -> None:
+    data = tmp_path / "data"
+    if mode is not None:
+        data.mkdir()
+        data.chmod(mode)
+    monkeypatch.setattr("segcal.service.api.service.run_app", lambda *_: None)
+    monkeypatch.setattr(logging.getLogger("segcal.service"), "propagate", True)
+    run_service(ServiceSettings(data=data, port=0), 0, None, lambda _address: None)
+    assert ("every user of this machine may look into" in caplog.text) is warned
+
+
 def test_json_tells_the_address_in_one_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("segcal.service.api.log.log_to", lambda: None)
     monkeypatch.setattr("segcal.service.api.service.run_app", lambda _app, _listening, started: started())
@@ -243,6 +261,22 @@ class TestTokens:
     def test_a_name_that_would_spoil_the_log_is_refused(self, guarded: Api, name: str) -> None:
         assert self.run(guarded, "create", name).exit_code == 2
         assert guarded.store.tokens.list() == []
+
+    @pytest.mark.parametrize("days", ["inf", "nan", "1e9", "36501", "-1"])
+    def test_a_token_lasts_no_longer_than_a_date_can_say(self, guarded: Api, days: str) -> None:
+        assert self.run(guarded, "create", "anna", "--days", days).exit_code == 2
+        assert guarded.store.tokens.list() == []
+        self.create(guarded, "anna", "--days", "36500")
+        assert self.run(guarded, "list").exit_code == 0
+
+    @pytest.mark.parametrize("arguments", [["list"], ["revoke", "000000000000"]])
+    def test_looking_into_a_folder_that_is_none_of_a_service_makes_nothing(
+        self, tmp_path: Path, arguments: list[str]
+    ) -> None:
+        for data in (tmp_path, tmp_path / "mistyped"):
+            result = CliRunner().invoke(app, ["token", *arguments, "--data", str(data)])
+            assert (result.exit_code, "no service keeps its store there" in result.output) == (2, True)
+        assert list(tmp_path.iterdir()) == []
 
     def test_an_unknown_token_cannot_be_revoked(self, guarded: Api) -> None:
         result = self.run(guarded, "revoke", "000000000000")

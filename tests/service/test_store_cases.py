@@ -62,6 +62,19 @@ def test_a_case_comes_back_as_it_was_found(store: Store) -> None:
         store.cases.get(record.key + 1)
 
 
+def test_numbers_keep_their_order_which_is_that_of_the_classes(store: Store) -> None:
+    numbers = {"expected_dsc:whole": 0.9, "expected_dsc:core": 0.8, "undefined": {}}
+    finish(store, [new_case("a", numbers=numbers)])
+    assert list(store.cases.page()[0].case.numbers) == list(numbers)
+
+
+@pytest.mark.parametrize("search", ["MÜLLER", "Ärztin", "müller", "ärztin"])
+def test_names_with_letters_beyond_z_are_found_as_they_are_written(store: Store, search: str) -> None:
+    finish(store, [new_case(name) for name in ("MÜLLER 1", "Ärztin", "müller 2", "ärztin 3", "other")])
+    assert {name for name in names(store, search=search) if search in name}
+    assert "other" not in names(store, search=search)
+
+
 def test_the_worst_come_first(store: Store) -> None:
     finish(
         store,

@@ -22,7 +22,10 @@ from segcal.evaluation.run import evaluate
 from segcal.fitted import FittedCalibrator
 from segcal.manifest import Manifest
 from segcal.qa.run import run_qa
+from segcal.service.files import ServiceFiles
 from segcal.service.model import NewCase
+from segcal.service.requests import QaRequest
+from segcal.service.work.context import JobFolder
 from segcal.service.work.outcome import Outcome as JobOutcome
 from tests.apply_data import CPU, make_fitted, preserving, rotated, temperature, write_manifest, write_member
 from tests.fit_data import write_ensemble
@@ -244,6 +247,28 @@ def test_a_request_for_no_case_is_refused(manifest: Manifest, tmp_path: Path, ki
         run(tmp_path / "data", request(manifest, cases=[]) | {"kind": kind}, manifest.root)
 
 
+def test_files_are_named_as_the_manifest_names_them(manifest: Manifest, tmp_path: Path) -> None:
+    (manifest.root / manifest.case("b").members[0]).write_bytes(b"PK nothing")
+    outcome = run(tmp_path / "data", request(manifest), manifest.root)
+    assert outcome.cases[1].error.startswith(f"{manifest.case('b').members[0]}: not a readable .npz")
+    shown = (job_folder(tmp_path / "data") / "qa/qa.json").read_text() + json.dumps(outcome.to_json())
+    assert str(manifest.root) not in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("/data/a/x.npz: truncated", "x.npz: truncated"),
+        ("grids differ (/data/a/x.npz vs /data/a/../y.nii.gz)", "grids differ (x.npz vs ../y.nii.gz)"),
+        ("'/data/a/x.npz' is a pipe", "'x.npz' is a pipe"),
+        ("/mnt/data/a/x.npz and /data/ab/y.npz", "/mnt/data/a/x.npz and /data/ab/y.npz"),
+    ],
+)
+def test_only_the_folder_itself_is_left_out_of_a_message(tmp_path: Path, text: str, said: str) -> None:
+    request = QaRequest(calibrator="0" * 64, manifest="/data/a/m.yaml")
+    assert JobFolder.of("0" * 24, ServiceFiles(tmp_path), request).said(text) == said
+
+
 def test_a_broken_image_or_label_is_noted_and_the_case_still_looked_at(manifest: Manifest, tmp_path: Path) -> None:
     strange = np.full((16, 16, 8), 7, dtype=np.uint8)
     nib.save(nib.Nifti1Image(strange, rotated()), manifest.root / "labels/a.nii.gz")
@@ -255,7 +280,7 @@ def test_a_broken_image_or_label_is_noted_and_the_case_still_looked_at(manifest:
     a, b, c = outcome.cases
     assert (a.status, b.status, c.status) == ("ok", "ok", "ok")
     assert a.reliability is None
-    assert "not compared with its label: a: " in a.numbers["notes"][0]
+    assert a.numbers["notes"][0].startswith("not compared with its label: a: labels/a.nii.gz holds the label values 7")
     assert "labels/a.nii.gz holds the label values 7" in a.numbers["notes"][0]
     assert "image cannot be shown" in b.numbers["notes"][0]
     assert b.reliability is not None

@@ -75,12 +75,12 @@ def test_the_manifest_itself_has_to_lie_below_a_root(manifest: Manifest, tmp_pat
         load_manifest(manifest.path, Roots.of(()))
 
 
-def test_messages_name_the_path_that_was_given_and_not_where_links_lead(manifest: Manifest, tmp_path: Path) -> None:
+def test_messages_name_files_as_the_manifest_does_and_not_where_links_lead(manifest: Manifest, tmp_path: Path) -> None:
     (tmp_path / "short").symlink_to(manifest.root)
     manifest.resolve(manifest.case("b").members[0]).write_bytes(b"no archive")
     given = {"kind": "apply", "manifest": str(tmp_path / "short/manifest.yaml")}
     outcome = run(tmp_path / "data", given, manifest.root)
-    assert outcome.cases[1].error.startswith(str(tmp_path / "short/member_0/b.npz"))
+    assert outcome.cases[1].error.startswith("member_0/b.npz: ")
     assert str(manifest.root) not in str(outcome.to_json())
 
 

@@ -12,6 +12,8 @@ from segcal.service.api.problems import BAD_REQUEST, TOO_LARGE, TOO_SLOW, Proble
 from segcal.service.settings import Limits
 
 UPLOADS = frozenset({"/v1/calibrators", "/v1/cases"})
+LOGIN, LOGIN_BYTES = "/login", 4096
+"""The one body that is read before anybody knows whose it is: no more than the form needs."""
 _CLOSE = {"Connection": "close"}  # what is left of the body is not read
 
 
@@ -37,7 +39,8 @@ class BodyLimit:
     def _bounds(self, scope: Scope) -> tuple[int, float]:
         if scope["path"] in UPLOADS and scope["method"] == "POST":
             return self._limits.upload_bytes, self._limits.upload_seconds
-        return self._limits.body_bytes, self._limits.idle_seconds
+        most = LOGIN_BYTES if scope["path"] == LOGIN else self._limits.body_bytes
+        return most, self._limits.idle_seconds
 
 
 class _Bounded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,8 @@ def run_service(
         started: called with the address as soon as requests are answered.
     """
     settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if settings.data.stat().st_mode & stat.S_IXOTH:
+        log.warning("every user of this machine may look into %s, where images of patients are kept", settings.data)
     # Before anything is started: a port in use is the most frequent mistake.
     with listen(settings.host, settings.port) as listening:
         store = open_store(settings.url)

@@ -155,7 +155,10 @@ def _conditions(wanted: CaseFilter) -> list[ColumnElement[bool]]:
     if flagged is not None:
         found.append(cases.c.n_flags > 0 if flagged else cases.c.n_flags == 0)
     if search := wanted.get("search"):
-        found.append(func.lower(cases.c.case_id).contains(search.lower(), autoescape=True))
+        # As it is written, too: SQLite, and PostgreSQL in the locale "C", know small letters from a to z only.
+        name = cases.c.case_id
+        small = func.lower(name).contains(search.lower(), autoescape=True)
+        found.append(small | name.contains(search, autoescape=True))
     return found
 
 

@@ -48,7 +48,7 @@ class JsonText(TypeDecorator[Any]):
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
         """See the class."""
-        return None if value is None else json.dumps(value, allow_nan=False, separators=(",", ":"), sort_keys=True)
+        return None if value is None else json.dumps(value, allow_nan=False, separators=(",", ":"))
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
         """See the class."""

@@ -57,7 +57,7 @@ def reliability_diagram(tables: Mapping[str, Any] | None) -> Diagram | None:
     ticks = [start + (1 - start) * k / 4 for k in range(5)]
     return Diagram(
         curves=tuple(_curve(name, table, start) for name, table in found.items()),
-        ticks=tuple((_place(at, start), SIZE - _place(at, start), f"{100 * at:.0f} %") for at in ticks),
+        ticks=tuple((_place(at, start), SIZE - _place(at, start), f"{round(100 * at, 1):g} %") for at in ticks),
         alt=reliability_alt_text(found),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from segcal.errors import OutputError
 from segcal.fitted import FittedCalibrator, load_calibrator
 from segcal.service.errors import UnknownError
 from segcal.service.files import ServiceFiles
+from segcal.service.requests import JobRequest
 from segcal.service.roots import Roots
 from segcal.types import Progress
 
@@ -42,14 +44,22 @@ class WorkContext:
 
 @dataclass(frozen=True, slots=True)
 class JobFolder:
-    """The folder of one job and what lies in it, see `ServiceFiles`; `path` is absolute."""
+    """The folder of one job and what lies in it, see `ServiceFiles`; `path` is absolute.
+
+    Attributes:
+        sources: folders that the job's request names; what it reads lies there.
+    """
 
     path: Path
     data: Path
+    sources: tuple[Path, ...] = ()
 
     @classmethod
-    def of(cls, job_id: str, files: ServiceFiles) -> JobFolder:
-        return cls(files.job(job_id).absolute(), files.data.absolute())
+    def of(cls, job_id: str, files: ServiceFiles, request: JobRequest | None = None) -> JobFolder:
+        manifest, *folders = (getattr(request, name, None) for name in ("manifest", "folder", "source"))
+        sources = [Path(manifest).parent] if manifest else []
+        sources += [Path(folder) for folder in folders if folder]
+        return cls(files.job(job_id).absolute(), files.data.absolute(), tuple(sources))
 
     @property
     def given(self) -> Path:
@@ -72,10 +82,15 @@ class JobFolder:
         return self.path / "report.html"
 
     def said(self, text: str) -> str:
-        """A message without the places of this service, which are nobody's business: `in/case.npz: truncated`."""
+        """A message without the places of this service, which are nobody's business: `in/case.npz: truncated`.
+
+        Files of a manifest are named as the manifest names them: where it lies, the request says.
+        """
         places = {str(p) for folder in (self.path, self.data) for p in (folder, folder.resolve())}
         for place in sorted(places, key=len, reverse=True):
             text = text.replace(f"{place}/", "").replace(place, "the service's folder")
+        for source in self.sources:
+            text = re.sub(rf"(?<![^\s('\"`]){re.escape(str(source))}/", "", text)
         return text
 
     def said_all(self, messages: dict[str, str]) -> dict[str, str]:

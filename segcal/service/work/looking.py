@@ -40,19 +40,19 @@ class KeepView:
     """Writes the layers of every case while QA has its maps in memory; see `run_qa`.
 
     Attributes:
-        folder: of the job's views.
+        job: whose cases they are.
         numbers: the name of each case's folder; a case's own name could be anything.
         fitted: the calibrator.
         manifest: None for a folder of applied maps, which has neither labels nor logits.
     """
 
-    folder: Path
+    job: JobFolder
     numbers: Mapping[str, int] = field(repr=False)
     fitted: FittedCalibrator
     manifest: Manifest | None
 
     def __call__(self, maps: QaMaps, flagged: FlaggedCase) -> Kept:
-        folder = self.folder / str(self.numbers[maps.case_id])
+        folder = self.job.view / str(self.numbers[maps.case_id])
         layers = CaseLayers(folder, maps, self.fitted.info.classes)
         tables = None
         with one_thread():
@@ -60,8 +60,9 @@ class KeepView:
             layers.add_maps()
             if self._labelled(maps.case_id):
                 tables = self._compare(maps, layers)
+        layers.notes = [self.job.said(note) for note in layers.notes]
         layers.finish()
-        return Kept(f"{self.folder.name}/{folder.name}", tables, tuple(layers.notes))
+        return Kept(f"{self.job.view.name}/{folder.name}", tables, tuple(layers.notes))
 
     def _labelled(self, case_id: str) -> bool:
         return self.manifest is not None and self.manifest.case(case_id).label is not None
@@ -97,8 +98,9 @@ def look(
         numbered: all cases of the job in order; the layers of the n-th lie in `view/n`.
         cases: those that can be looked at.
     """
+    fresh(job.view)
     keep = KeepView(
-        fresh(job.view),
+        job,
         {case_id: number for number, case_id in enumerate(numbered)},
         fitted,
         source if isinstance(source, Manifest) else None,

@@ -39,7 +39,7 @@ def run_job(job_id: str, request: JobRequest, context: WorkContext) -> Outcome:
         SegcalError: the job cannot be done; the message is for the user and names no folder of the service.
         Interrupted: Ctrl-C or SIGTERM turned into KeyboardInterrupt; the job can be taken up again.
     """
-    job = JobFolder.of(job_id, context.files)
+    job = JobFolder.of(job_id, context.files, request)
     job.path.mkdir(parents=True, exist_ok=True)
     remove_unfinished(job.path, JOB_FOLDERS)
     try:
