@@ -18,6 +18,7 @@ import torch
 from segcal.calibrators import CALIBRATORS
 from segcal.calibrators.base import Preserves
 from segcal.case_map import CaseMap, in_process
+from segcal.counted import count
 from segcal.device import resolve_device
 from segcal.errors import DataError, UsageError
 from segcal.evaluation.pipelines import calibrated_pipeline
@@ -171,8 +172,9 @@ def _split_with_validation(
     subjects = {case.subject_key for case in manifest.labelled_cases}
     if split is None and not manifest.splits and len(subjects) < 2:
         raise UsageError(
-            f"manifest {manifest.name!r}: `auto` chooses by validation cases, but there are {len(subjects)} labelled "
-            "subject(s) and none to spare. Add labelled cases, or name one method, for example `ts`."
+            f"manifest {manifest.name!r}: `auto` chooses by validation cases, but of "
+            f"{count(len(subjects), 'labelled subject')} none is to spare. "
+            "Add labelled cases, or name one method, for example `ts`."
         )
     given, seed = options.get("settings"), options.get("seed")
     pipelines = [pipeline_settings(method, pooling, given, seed=seed) for method in methods]

@@ -218,7 +218,10 @@ def read_calibrator_file(path: Path) -> tuple[CalibratorInfo, dict[str, Tensor]]
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except SafetensorError as error:
-        raise FileFormatError(f"{path}: not a calibrator file, or truncated ({error})") from None
+        raise FileFormatError(
+            f"{path}: not a calibrator file, or truncated ({error}). Expected the .safetensors file that `segcal fit` "
+            "wrote; in `apply` and `audit` it comes before the manifest."
+        ) from None
     if METADATA_KEY not in metadata:
         raise FileFormatError(
             f"{path}: a safetensors file, but not a calibrator: its metadata lacks `{METADATA_KEY}`. "

@@ -183,7 +183,7 @@ class Manifest(ManifestPart):
         if not self.splits:
             raise UsageError(
                 f"manifest {self.name!r} gives no splits, so there is no split {k}; "
-                "leave --split out and one is drawn from the seed"
+                "leave --split out: `fit` then draws a split from the seed, `evaluate` measures all labelled cases"
             )
         if not 0 <= k < len(self.splits):
             raise UsageError(f"manifest {self.name!r} has the splits 0..{len(self.splits) - 1}, not {k}")

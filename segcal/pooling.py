@@ -91,9 +91,11 @@ class Pool:
             self._sum = self._empty(member)
         stored = torch.from_numpy(inside(member))
         floor = _Floor.of(member)
+        like_probabilities = member.kind == "logits" and not self._regions
         for block in _chunks(stored.shape):
             part = stored[block].to(self._sum)
             _check_values(part, member, regions=self._regions)
+            like_probabilities = like_probabilities and _like_probabilities(part)
             if self._n_members == 0 and member.kind == "logits":
                 self._n_fill += _n_fill(part, regions=self._regions)
             addend = self._addend(part, member.kind, floor)
@@ -101,6 +103,11 @@ class Pool:
                 self._sum[block] = addend
             else:
                 self._sum[block] += addend
+        if like_probabilities:
+            raise DataError(
+                f"{member.path}: declared as logits but all values lie between 0 and 1 and every voxel sums to 1, as "
+                "probabilities do. Set `kind: probabilities` and store them under the key `probabilities`."
+            )
         self._n_members += 1
 
     def result(self) -> Pooled:
@@ -276,6 +283,14 @@ def _chunks(shape: torch.Size | tuple[int, ...]) -> Iterator[tuple[slice, slice,
 def _n_fill(part: Tensor, *, regions: bool) -> int:
     n_zero = n_equal(part, torch.zeros(part.shape[0], device=part.device))
     return n_zero if regions else n_zero + n_equal(part, torch.eye(part.shape[0], device=part.device)[0])
+
+
+def _like_probabilities(part: Tensor) -> bool:
+    """Whether every voxel sums to 1 with all values in [0, 1]; the first voxel nearly always answers no."""
+    if not abs(float(part[:, 0, 0, 0].sum()) - 1) <= RANGE_TOLERANCE:
+        return False
+    low, high = (float(bound) for bound in part.aminmax())
+    return low >= 0 and high <= 1 and float((part.sum(dim=0) - 1).abs().max()) <= RANGE_TOLERANCE
 
 
 def _check_values(part: Tensor, member: Member, *, regions: bool) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from segcal.counted import count
 from segcal.errors import ManifestError, UsageError
 from segcal.manifest_models import SUBSETS, Split
 
@@ -72,7 +73,7 @@ def draw_partitions(
     if rest < 1 or sum(sizes.values()) > n_labelled:
         need = n_calibration + n_validation + (n_test or 1)
         raise ManifestError(
-            f"manifest {manifest.name!r} has {n_labelled} labelled cases, but {need} are needed "
+            f"manifest {manifest.name!r} has {count(n_labelled, 'labelled case')}, but {need} are needed "
             f"(calibration {n_calibration}, validation {n_validation}, test {n_test or 'at least 1'}); "
             "ask for smaller subsets or add labelled cases"
         )

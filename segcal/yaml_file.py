@@ -85,7 +85,9 @@ def _decoded(raw: bytes) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _TextError(f"not UTF-8 text (byte {error.start}); expected YAML, save it as UTF-8") from error
+        raise _TextError(
+            f"not UTF-8 text (byte {error.start}); expected YAML in UTF-8; is this another file?"
+        ) from error
 
 
 def _plain_data(text: str) -> Any:

@@ -280,7 +280,7 @@ def test_one_labelled_case_cannot_be_divided(pure_temperature: Manifest) -> None
     content = pure_temperature.model_dump(mode="json", exclude_none=True)
     content = {**content, "cases": content["cases"][:1], "splits": []}
     manifest = Manifest.from_content(content, pure_temperature.path)
-    with pytest.raises(UsageError, match=r"1 labelled subject\(s\) and none to spare"):
+    with pytest.raises(UsageError, match="of 1 labelled subject none is to spare"):
         choose_calibrator(manifest, **QUICK)
 
 

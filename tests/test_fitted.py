@@ -129,7 +129,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 def test_a_file_that_is_not_safetensors(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(content)
-    with pytest.raises(FileFormatError, match=r"a\.safetensors: not a calibrator file, or truncated"):
+    with pytest.raises(FileFormatError, match=r"a\.safetensors: not a calibrator file, or .* before the manifest"):
         load_calibrator(path)
 
 

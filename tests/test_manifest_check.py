@@ -671,7 +671,7 @@ def test_values_in_no_region_and_unseen_regions_are_named(regions: Dataset) -> N
     codes = {(f.code, f.severity): f.message for f in regions.check().findings}
 
     assert "3 (0.21%" in codes["label_outside_regions", "fatal"]
-    assert "region 'lesion'" in codes["class_never_seen", "warning"]
+    assert "no label shows 'lesion': no such region" in codes["class_never_seen", "warning"]
 
 
 # --- the report ------------------------------------------------------------------------------------------------------

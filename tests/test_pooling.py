@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,18 @@ def test_logits_declared_as_probabilities_are_refused() -> None:
     for regions in (False, True):
         with pytest.raises(DataError, match=r"member_0\.npz: declared as probabilities.*`kind: logits`"):
             pooled(members, "logits", regions=regions)
+
+
+def test_probabilities_stored_as_logits_are_refused() -> None:
+    members = [replace(m, kind="logits") for m in drawn(0, "probabilities", np.float16, regions=False)]
+    with pytest.raises(DataError, match=r"member_0\.npz: declared as logits but .* sums to 1, as probabilities do"):
+        pooled(members, "logits")
+
+
+def test_logits_of_which_only_a_part_looks_like_probabilities_are_pooled() -> None:
+    (member, *_) = drawn(0, "logits", np.float32, regions=False)
+    member.values[:, :2] = np.float32(1 / 3)
+    assert np.array_equal(pooled([member], "logits").logits.numpy(), member.values)
 
 
 def test_probabilities_that_do_not_sum_to_one_are_refused_unless_they_are_regions() -> None:

@@ -232,7 +232,8 @@ def _parse_header(path: Path, file: BinaryIO) -> NiftiHeader:
         slope, intercept = header.get_slope_inter()
         affine = np.asarray(header.get_best_affine(), dtype=np.float64)
     except Exception as error:  # nibabel, struct and the unpacker each have their own exceptions for a bad header
-        raise FileFormatError(f"{path}: not a readable NIfTI file, truncated or damaged ({error}).") from error
+        reason = str(error) or "it does not begin as a header does"
+        raise FileFormatError(f"{path}: not a readable NIfTI file, truncated or damaged ({reason}).") from error
     if dtype.kind not in "biuf" or not size < offset <= _MAX_OFFSET_BYTES:
         raise FileFormatError(f"{path}: voxels of dtype {dtype} at byte {offset:,}; expected plain numbers near 352.")
     while len(on_disk) > 4 and on_disk[-1] == 1:

@@ -38,7 +38,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     try:
         file = path.open("rb")
     except FileNotFoundError as error:
-        raise MissingFileError(f"{path}: no such file.") from error
+        raise MissingFileError(f"{path}: no such file; check the path.") from error
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read ({error.strerror}).") from error
     with file:

@@ -95,8 +95,13 @@ class AppliedFolder(Source):
 
 
 def _record(folder: Path) -> RunRecord:
+    if folder.is_file():
+        raise UsageError(
+            f"{folder}: is neither a manifest (.yaml, .yml) nor a folder written by `segcal apply`; a calibrator goes "
+            "to --calibrator."
+        )
     if not folder.is_dir():
-        raise MissingFileError(f"{folder}: there is no such folder")
+        raise MissingFileError(f"{folder}: there is no such folder; check the path")
     record = load_record(folder)
     if record is None:
         raise UsageError(

@@ -122,6 +122,12 @@ def packed(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_file_that_begins_otherwise_is_refused_with_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "a.nii").write_bytes(b"\xff" * 400)
+    with pytest.raises(FileFormatError, match="damaged \\(it does not begin as a header does\\)"):
+        read_nifti_header(tmp_path / "a.nii")
+
+
 def test_a_file_truncated_anywhere_is_refused(tmp_path: Path, packed: Path) -> None:
     plain = gzip.decompress(packed.read_bytes())
     for name, content in (("cut.nii.gz", packed.read_bytes()), ("cut.nii", plain)):

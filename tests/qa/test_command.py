@@ -70,6 +70,7 @@ def test_a_case_that_cannot_be_read_ends_with_1_after_the_rest_is_done(root: Pat
         (("manifest.yaml",), 2, "needs --calibrator"),
         (("member_0",), 2, "has no run.json"),
         (("nowhere",), 1, "no such folder"),
+        (("ts.safetensors",), 2, "a calibrator goes to --calibrator"),
         (("member_0", "--config", "qaa"), 2, "no settings named `qaa`"),
     ],
 )
