@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -70,29 +70,38 @@ def listening() -> set[int]:
     return ports
 
 
-def answered(port: int, security: Security | None) -> bool:
-    """Whether somebody who speaks Dask there lets us in."""
+def let_in(ports: Iterable[int], security: Security | None, patience_s: float = 3.0) -> set[int]:
+    """Of the ports, those where somebody who speaks Dask lets us in."""
     protocol, arguments = "tcp", {}
     if security is not None:
         protocol, arguments = "tls", security.get_connection_args("client")
 
-    async def greet() -> None:
-        comm = await asyncio.wait_for(connect(f"{protocol}://127.0.0.1:{port}", timeout=2, **arguments), 3)
+    async def greet(port: int) -> bool:
+        address = f"{protocol}://127.0.0.1:{port}"
+        try:
+            comm = await asyncio.wait_for(connect(address, timeout=patience_s, **arguments), patience_s)
+        except OSError:  # a TimeoutError is one
+            return False
         await comm.close()
+        return True
 
-    try:
-        asyncio.run(greet())
-    except OSError:  # a TimeoutError is one
-        return False
-    return True
+    async def greet_all() -> list[bool]:
+        return await asyncio.gather(*map(greet, ports))
+
+    return {port for port, answered in zip(ports, asyncio.run(greet_all()), strict=True) if answered}
 
 
 def test_only_who_holds_the_certificate_of_the_run_is_let_in(workers: DaskCases) -> None:
-    ports = listening()
-    own = {port for port in ports if answered(port, workers.client.security)}
-    assert len(own) == 5  # the scheduler, two workers and their nannies
-    assert [port for port in ports if answered(port, None)] == []
-    assert [port for port in ports if answered(port, Security.temporary())] == []
+    workers.client.wait_for_workers(2, timeout=60)
+    scheduler: Any = workers.client.cluster.scheduler
+    nannies = [worker.nanny for worker in scheduler.workers.values()]
+    ours = {int(address.rsplit(":", 1)[1]) for address in [scheduler.address, *scheduler.workers, *nannies]}
+    assert len(ours) == 5
+    ports = listening()  # also those of the dashboard
+    assert ours < ports
+    assert let_in(ours, workers.client.security, patience_s=60) == ours
+    assert let_in(ports, None) == set()
+    assert let_in(ports, Security.temporary()) == set()
 
 
 def test_nothing_is_imported_from_a_folder_that_others_may_write_to(workers: DaskCases, temporary: Path) -> None:
