@@ -115,11 +115,12 @@ def _run_item(job: Job, item: Any) -> Any:
 
 def _portable(error: Exception) -> Exception:
     """As it arrives in another process; where it was raised becomes a note, for `--debug`."""
-    error.add_note("".join(traceback.format_exception(error)))
+    where = "".join(traceback.format_exception(error))
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    error.add_note(where)
     return error
 
 

@@ -29,7 +29,7 @@ from segcal.scale import DaskCases, cluster, dask_cases, open_cluster, remote
 from tests.apply_data import temperature
 from tests.fit_data import write_ensemble
 from tests.scale.dask_processes import dask_process
-from tests.scale.faulty import Held, Meet, Slow, raising, sleep_long, unreadable, wait_for, with_fault
+from tests.scale.faulty import Held, Meet, Slow, raise_stubborn, raising, sleep_long, unreadable, wait_for, with_fault
 from tests.scale.test_same_bytes import files_below
 
 CPU = torch.device("cpu")
@@ -131,6 +131,13 @@ def test_a_case_that_does_not_fit_into_memory_is_named(workers: DaskCases, manif
 def test_a_bug_stays_what_it_is(workers: DaskCases, manifest: Manifest) -> None:
     with pytest.raises(KeyError, match="nobody thought of this"):
         evaluate(manifest, device=CPU, keep_going=True, case_map=with_fault(workers, "case_02", "bug"))
+
+
+def test_an_error_that_cannot_travel_says_what_it_was_and_where(workers: DaskCases) -> None:
+    error = next(workers(raise_stubborn, ["case_02"])).error
+    assert isinstance(error, RuntimeError)
+    assert str(error) == "Stubborn: case_02 is no file"
+    assert "in raise_stubborn" in error.__notes__[0]
 
 
 def test_a_missing_file_asks_whether_the_worker_can_see_it(workers: DaskCases, tmp_path: Path) -> None:
