@@ -39,6 +39,9 @@ LOCAL_SETTINGS: dict[str, Any] = {
     # Dask ends the nanny of a worker that is away at this time after it was lost, even while the nanny is starting it
     # once more because it died twice. On one machine a nanny is never lost, so it may go on.
     "distributed.deploy.lost-worker-timeout": "24h",
+    # Unlike a plain connection, one with TLS needs an answer of the other process, and a busy machine may delay that:
+    # with Dask's 30 s a call to a worker failed at a load of 22 on two cores.
+    "distributed.comm.timeouts.connect": "120s",
     # A paused worker would wait for memory that nobody frees; one that outgrows its share is ended and its case tried
     # elsewhere. Spilling has no point: workers keep nothing but small results.
     "distributed.worker.memory.target": False,
