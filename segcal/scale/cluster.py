@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ from distributed import Client, LocalCluster, Security, Status, wait
 from distributed.comm.core import connect
 
 from segcal.errors import ClusterAwayError, ClusterError, UsageError
+from segcal.extras import how_to_install
 from segcal.scale.dask_cases import DaskCases
 from segcal.scale.remote import SAME_ENVIRONMENT, difference, versions
 from segcal.scale.stops import deaf_processes, later_stop
@@ -37,6 +39,9 @@ LOCAL_SETTINGS: dict[str, Any] = {
     # Dask ends the nanny of a worker that is away at this time after it was lost, even while the nanny is starting it
     # once more because it died twice. On one machine a nanny is never lost, so it may go on.
     "distributed.deploy.lost-worker-timeout": "24h",
+    # Unlike a plain connection, one with TLS needs an answer of the other process, and a busy machine may delay that:
+    # with Dask's 30 s a call to a worker failed at a load of 22 on two cores.
+    "distributed.comm.timeouts.connect": "120s",
     # A paused worker would wait for memory that nobody frees; one that outgrows its share is ended and its case tried
     # elsewhere. Spilling has no point: workers keep nothing but small results.
     "distributed.worker.memory.target": False,
@@ -68,7 +73,8 @@ def open_cluster(
 
     Args:
         scheduler: address, `tcp://host:8786` or `tls://…`; TLS files are Dask's settings (docs/scaling.md).
-        workers: number of local processes of one thread each, on the loopback address only.
+        workers: number of local processes of one thread each, on the loopback address only and with a key of the run
+            that nobody else has.
         memory_limit: of each local process; by default its share of the machine's memory.
         wait_s: how long to wait for a worker before giving up.
         tell: told where the dashboard is, in one line.
@@ -123,18 +129,42 @@ def _patience_s() -> float:
 def _local(workers: int, memory_limit: str | int | None) -> Iterator[LocalCluster]:
     # Left out, it is shared out by workers; Dask's own word for that, "auto", would share it out by cores.
     limit = {} if memory_limit is None else {"memory_limit": memory_limit}
-    with deaf_processes():
-        cluster = LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            processes=True,
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0" if find_spec("bokeh") is not None else None,
-            silence_logs=logging.CRITICAL,
-            **limit,
-        )
-    with cluster, _replaced(cluster):
-        yield cluster
+    key = _key_of_the_run()
+    with _private_folder() as folder:
+        with deaf_processes():
+            cluster = LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                processes=True,
+                host="127.0.0.1",
+                security=key,
+                env={"TMPDIR": folder},
+                dashboard_address="127.0.0.1:0" if find_spec("bokeh") is not None else None,
+                silence_logs=logging.CRITICAL,
+                **limit,
+            )
+        with cluster, _replaced(cluster):
+            yield cluster
+
+
+def _key_of_the_run() -> Security:
+    """With a certificate that is its own authority: whoever does not hold it is neither let in nor believed."""
+    try:
+        key: Security = Security.temporary()
+    except ImportError as error:
+        raise UsageError(f"--workers encrypts with cryptography ({error}): {how_to_install('dask')}") from error
+    return key
+
+
+@contextmanager
+def _private_folder() -> Iterator[str]:
+    """For the temporary files of the cluster, until it has ended.
+
+    Dask imports modules from its folder first, and the one it would choose may belong to another user of the machine.
+    """
+    temporary = TemporaryDirectory(prefix="segcal-", ignore_cleanup_errors=True)
+    with temporary as folder, dask.config.set({"temporary-directory": folder}):
+        yield folder
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from distributed.comm.core import CommClosedError
 
 from segcal.case_map import Item, Outcome, Result
 from segcal.errors import ClusterAwayError, ClusterError, LostCaseError
-from segcal.scale.remote import MEMORY_ADVICE, SAME_ENVIRONMENT, Job, open_job, run_item, versions
+from segcal.scale.remote import MEMORY_ADVICE, SAME_ENVIRONMENT, Job, Raised, open_job, run_item, versions
 
 CASES_PER_THREAD = 2
 """Under way at once, so that a worker never waits for us; more would only fill the scheduler."""
@@ -129,7 +129,10 @@ class _Run:
     def outcome(self, item: object, future: Future[Any], *, alone: bool = False) -> tuple[Any, Exception | None]:
         """Value and error of a case that is done; `alone` if nothing else was under way."""
         try:
-            return self._value(future), None
+            value = self._value(future)
+            if isinstance(value, Raised):
+                raise value.error
+            return value, None
         except KilledWorker as error:
             return (None, _lost(item, error)) if alone else self._alone(item)
         except CancelledError as error:

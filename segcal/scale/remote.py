@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import platform
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -35,6 +36,16 @@ class Job:
     work: Callable[[Any], Any]
     versions: Mapping[str, str]
     elsewhere: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """What the work raised, as a result: told of an error, Dask shows its text to whoever opens a dashboard or a log.
+
+    It names the case, and in some clinics a case is named after its patient.
+    """
+
+    error: Exception
 
 
 @cache
@@ -71,7 +82,14 @@ def open_job(pickled: bytes) -> Job:
 
 
 def run_item(job: Job, item: Any) -> Any:
-    """One case."""
+    """One case: its result, or what was `Raised`."""
+    try:
+        return _run_item(job, item)
+    except Exception as error:
+        return Raised(_portable(error))
+
+
+def _run_item(job: Job, item: Any) -> Any:
     _one_thread_for_good()
     worker = get_worker()
     who, task = worker.address, worker.get_current_task()
@@ -93,6 +111,17 @@ def run_item(job: Job, item: Any) -> Any:
         raise MissingFileError(f"{error} {hint}") from error
     except MemoryError as error:
         raise LostCaseError(f"{item}: worker {who} ran out of memory; {MEMORY_ADVICE}.") from error
+
+
+def _portable(error: Exception) -> Exception:
+    """As it arrives in another process; where it was raised becomes a note, for `--debug`."""
+    where = "".join(traceback.format_exception(error))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    error.add_note(where)
+    return error
 
 
 @cache

@@ -119,6 +119,17 @@ def raising(error: Exception) -> None:
     raise error
 
 
+class Stubborn(Exception):  # noqa: N818
+    """Pickled, it would be made again from its message alone, which is too little."""
+
+    def __init__(self, item: str, reason: str) -> None:
+        super().__init__(f"{item} {reason}")
+
+
+def raise_stubborn(item: str) -> None:
+    raise Stubborn(item, "is no file")
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """Does `work`, but `failing` fails once `held` is under way, and `held` goes on when it is let go."""

@@ -29,7 +29,7 @@ from segcal.scale import DaskCases, cluster, dask_cases, open_cluster, remote
 from tests.apply_data import temperature
 from tests.fit_data import write_ensemble
 from tests.scale.dask_processes import dask_process
-from tests.scale.faulty import Held, Meet, Slow, raising, sleep_long, unreadable, wait_for, with_fault
+from tests.scale.faulty import Held, Meet, Slow, raise_stubborn, raising, sleep_long, unreadable, wait_for, with_fault
 from tests.scale.test_same_bytes import files_below
 
 CPU = torch.device("cpu")
@@ -124,7 +124,7 @@ def test_a_case_that_raises_is_listed_or_ends_the_run(workers: DaskCases, manife
 
 def test_a_case_that_does_not_fit_into_memory_is_named(workers: DaskCases, manifest: Manifest) -> None:
     faulty = with_fault(workers, "case_02", "memory error")
-    with pytest.raises(LostCaseError, match=r"case_02: worker tcp://\S+ ran out of memory; give each worker more"):
+    with pytest.raises(LostCaseError, match=r"case_02: worker tls://\S+ ran out of memory; give each worker more"):
         evaluate(manifest, device=CPU, case_map=faulty)
 
 
@@ -133,11 +133,18 @@ def test_a_bug_stays_what_it_is(workers: DaskCases, manifest: Manifest) -> None:
         evaluate(manifest, device=CPU, keep_going=True, case_map=with_fault(workers, "case_02", "bug"))
 
 
+def test_an_error_that_cannot_travel_says_what_it_was_and_where(workers: DaskCases) -> None:
+    error = next(workers(raise_stubborn, ["case_02"])).error
+    assert isinstance(error, RuntimeError)
+    assert str(error) == "Stubborn: case_02 is no file"
+    assert "in raise_stubborn" in error.__notes__[0]
+
+
 def test_a_missing_file_asks_whether_the_worker_can_see_it(workers: DaskCases, tmp_path: Path) -> None:
     broken = write_ensemble(tmp_path, n_cases=2)
     broken.resolve(broken.cases[1].members[0]).unlink()
     elsewhere = DaskCases(workers.client, elsewhere=True)
-    with pytest.raises(MissingFileError, match=r"case_01\.npz.*worker tcp://\S+ sees it: is the folder on a file"):
+    with pytest.raises(MissingFileError, match=r"case_01\.npz.*worker tls://\S+ sees it: is the folder on a file"):
         evaluate(broken, device=CPU, case_map=elsewhere)
     alone = evaluate(broken, device=CPU, keep_going=True)
     assert evaluate(broken, device=CPU, keep_going=True, case_map=workers).failed == alone.failed
@@ -148,7 +155,7 @@ def test_a_worker_with_other_versions_is_refused_and_both_are_named(
 ) -> None:
     other = {**remote.versions(), "torch": "1.0"}
     monkeypatch.setattr("segcal.scale.dask_cases.versions", lambda: other)
-    with pytest.raises(ClusterError, match=r"worker tcp://\S+ runs torch 2\S+, this process torch 1\.0: results could"):
+    with pytest.raises(ClusterError, match=r"worker tls://\S+ runs torch 2\S+, this process torch 1\.0: results could"):
         evaluate(manifest, device=CPU, keep_going=True, case_map=workers)
     with pytest.raises(ClusterError, match="this process torch 1"):
         cluster._check_versions(workers.client, other)
