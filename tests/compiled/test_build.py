@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from segcal.compiled.build import compiled
+from segcal.compiled.build import _Files, compiled
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -89,17 +89,26 @@ def test_code_of_earlier_runs_is_used_until_any_loop_changes(tmp_path: Path) -> 
     assert run_kept(tmp_path, "b") == "1 0"
 
 
-@pytest.mark.parametrize("kind", ["*.nbi", "*.nbc"])
-def test_random_bytes_in_the_cache_are_replaced(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("content", [b"", Random(1).randbytes(3000)], ids=["empty", "random"])
+def test_a_damaged_cache_costs_a_compilation_and_nothing_else(tmp_path: Path, content: bytes) -> None:
     assert run_kept(tmp_path, "a") == "1 0"
-    for path in tmp_path.rglob(kind):
-        path.write_bytes(Random(1).randbytes(3000))
+    for path in tmp_path.rglob("*.nbc"):
+        path.write_bytes(content)
     assert run_kept(tmp_path, "a") == "1 0"
     assert run_kept(tmp_path, "a") == "1 1"
 
 
-def test_a_damaged_cache_costs_a_compilation_and_nothing_else(tmp_path: Path) -> None:
-    assert run_kept(tmp_path, "a") == "1 0"
-    for path in tmp_path.rglob("*.nbi"):
-        path.write_bytes(b"")
-    assert run_kept(tmp_path, "a") == "1 0"
+def test_a_run_that_ends_while_it_keeps_code_leaves_none_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By version, signature or processor: what is found under a key was put there under it, and whole."""
+    before, now = (_Files(str(tmp_path), "loop-1.py311", stamp) for stamp in (1, 2))  # type: ignore[no-untyped-call]
+    before.save(("float32",), "old")
+    assert before.load(("float32",)) == "old"
+    with monkeypatch.context() as patched:
+        patched.setattr(_Files, "_save_data", lambda *_: sys.exit("no time left"))
+        for key in ("float32",), ("float64",):
+            with pytest.raises(SystemExit):
+                now.save(key, "new")
+    assert now.load(("float32",)) is now.load(("float64",)) is None
+    assert before.load(("float64",)) is None
