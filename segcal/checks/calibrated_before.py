@@ -14,7 +14,7 @@ _MOST_BYTES = 64 << 20
 
 
 def calibrated_folder(manifest: Manifest) -> Path | None:
-    """The first folder of members in which, or above whose `probabilities/`, a record names a calibrator."""
+    """The first folder of members in which, or above whose `probabilities/`, a record names a true calibrator."""
     if manifest.kind != "probabilities":
         return None
     folders = dict.fromkeys(manifest.resolve(member).parent for case in manifest.cases for member in case.members)
@@ -32,4 +32,5 @@ def _names_calibrator(record: Path) -> bool:
         content = json.loads(record.read_bytes())
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(content, dict) and "calibrator_sha256" in content
+    # `identity` only pools: its maps are an ensemble's, and may well be calibrated.
+    return isinstance(content, dict) and "calibrator_sha256" in content and content.get("method") != "identity"
