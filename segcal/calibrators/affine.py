@@ -152,6 +152,7 @@ class AffineCalibrator(Calibrator):
         """(C, n) values before the softmax."""
         if not self.class_conditional:
             return self._expert_scores(logits, None)
+        self._check_decision(decision, *logits.shape)
         counts = torch.bincount(decision, minlength=logits.shape[0])
         main = int(counts.argmax())
         # Most voxels of a volume are of one class: its map runs over all of them, the others' over their own only.
@@ -191,6 +192,12 @@ class AffineCalibrator(Calibrator):
         """Which map each voxel takes; empty where there is one for all."""
         if not self.class_conditional:
             return np.empty(0, np.uint8)
+        self._check_decision(decision, n_classes, n_voxels)
+        # One type for everybody: the loop is compiled, and kept for later runs, once.
+        chosen = decision.to(torch.uint8 if n_classes <= 256 else torch.int64)
+        return chosen.contiguous().numpy()
+
+    def _check_decision(self, decision: Tensor, n_classes: int, n_voxels: int) -> None:
         if decision.shape != (n_voxels,) or self.n_classes != n_classes:
             raise ParameterError(
                 f"{self.name}: {n_voxels} voxels of {n_classes} classes, a decision of shape {tuple(decision.shape)} "
@@ -201,9 +208,6 @@ class AffineCalibrator(Calibrator):
                 f"{self.name}: decisions reach from {int(decision.min())} to {int(decision.max())}, expected 0 to "
                 f"{n_classes - 1}; voxels that do not count have to be left out"
             )
-        # One type for everybody: the loop is compiled, and kept for later runs, once.
-        chosen = decision.to(torch.uint8 if n_classes <= 256 else torch.int64)
-        return chosen.contiguous().numpy()
 
 
 def diagonal(values: Vector | list[float]) -> Matrix:

@@ -17,6 +17,7 @@ METHODS = pytest.mark.parametrize(
 INVARIANT = pytest.mark.parametrize(
     "name", [name for name in METHODS.args[1] if CALIBRATORS[name].translation_invariant]
 )
+BOTH_FORMS = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["loop", "torch"])
 CONDITIONAL = pytest.mark.parametrize("name", ["cdc", "cms_ap", "cms_op"])
 
 
@@ -79,23 +80,25 @@ def test_the_logits_stay_as_they_are(name: str) -> None:
 
 
 @CONDITIONAL
+@BOTH_FORMS
 @pytest.mark.parametrize("wrong", [-1, 3])
-def test_a_decision_that_is_no_class_is_refused(name: str, wrong: int) -> None:
+def test_a_decision_that_is_no_class_is_refused(name: str, wrong: int, dtype: torch.dtype) -> None:
     calibrator = draw_calibrator(name, 3)
     logits, decision = draw_voxels(3, 10)
     decision[4] = wrong
     with pytest.raises(ParameterError, match="expected 0 to 2"):
-        calibrator.voxel_probs(logits, decision)
+        calibrator.voxel_probs(logits.to(dtype), decision)
 
 
 @CONDITIONAL
+@BOTH_FORMS
 @pytest.mark.parametrize("n_decisions", [0, 40, 72])
-def test_another_number_of_decisions_is_refused(name: str, n_decisions: int) -> None:
+def test_another_number_of_decisions_is_refused(name: str, n_decisions: int, dtype: torch.dtype) -> None:
     calibrator = draw_calibrator(name, 3)
     logits, decision = draw_voxels(3, 60)
     wrong = decision.repeat(2)[:n_decisions]
     with pytest.raises(ParameterError, match="60 voxels of 3 classes"):
-        calibrator.voxel_probs(logits, wrong)
+        calibrator.voxel_probs(logits.to(dtype), wrong)
     with pytest.raises(ParameterError, match="expected one each"):
         calibrator.volume_probs(logits.reshape(3, 3, 4, 5), wrong)
 
