@@ -138,3 +138,10 @@ def test_a_volume_larger_than_a_piece_is_kept_everywhere(monkeypatch: pytest.Mon
     monkeypatch.setattr("segcal.preserve.chunk_voxels", lambda _: 11)
     assert torch.equal(keep_decision(stored.clone(), decision), whole)
     assert torch.equal(whole.argmax(0), decision)
+
+
+def test_a_map_whose_classes_come_last_in_memory_is_changed_in_place() -> None:
+    stored = torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.9, 0.1]]).reshape(3, 1, 2).permute(2, 1, 0)  # (class, y, x)
+    decision = torch.tensor([[1, 0, 1]])
+    assert keep_decision(stored, decision) is stored
+    assert stored.argmax(0).tolist() == decision.tolist()
