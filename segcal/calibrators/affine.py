@@ -167,10 +167,7 @@ class AffineCalibrator(Calibrator):
         view = self.view(logits, expert)
         matrix = torch.as_tensor(self.design(logits.shape[0]).matrix(self.theta()[expert or 0]).T).to(logits)
         weight, bias = matrix.split([len(view.features), 1], 1)
-        # BLAS takes a single column by another routine, whose sums round otherwise: it is doubled and cut.
-        features = view.features.repeat(1, 2) if view.features.shape[1] == 1 else view.features
-        scores = torch.addmm(bias, weight, features)
-        return view.to_classes(scores[:, : view.features.shape[1]])
+        return view.to_classes(torch.addmm(bias, weight, view.features))
 
     def _by_loop(self, logits: Tensor, decision: Tensor, *, logarithm: bool) -> Tensor:
         """The same with its softmax by one compiled loop over the voxels."""
