@@ -140,8 +140,8 @@ def test_a_volume_larger_than_a_piece_is_kept_everywhere(monkeypatch: pytest.Mon
     assert torch.equal(whole.argmax(0), decision)
 
 
-def test_a_map_whose_classes_come_last_in_memory_is_changed_in_place() -> None:
-    stored = torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.9, 0.1]]).reshape(3, 1, 2).permute(2, 1, 0)  # (class, y, x)
-    decision = torch.tensor([[1, 0, 1]])
+def test_a_map_whose_voxels_lie_in_another_order_is_changed_in_place() -> None:
+    stored = torch.full((2, 3, 4), 0.5).transpose(1, 2)  # (class, y, x), y along memory
+    decision = torch.tensor([[1, 0, 1]]).expand(4, 3)
     assert keep_decision(stored, decision) is stored
     assert stored.argmax(0).tolist() == decision.tolist()
