@@ -12,7 +12,7 @@ from segcal.applying.stored import MapFormat
 from segcal.checks.calibrated_before import calibrated_folder
 from segcal.errors import MismatchError
 from segcal.manifest_scan import scan
-from tests.apply_data import CLASSES, CPU, random_logits, rotated, temperature, write_manifest
+from tests.apply_data import CLASSES, CPU, make_fitted, random_logits, rotated, temperature, write_manifest
 
 
 @pytest.mark.parametrize(("format", "below"), [("nnunet", ""), ("nifti", "probabilities")])
@@ -28,6 +28,14 @@ def test_maps_of_apply_are_refused_as_members(tmp_path: Path, format: MapFormat,
     assert not (tmp_path / "twice").exists()
     run = apply_calibrator(fitted, again, tmp_path / "twice", device=CPU, force=True)
     assert any("done because of --force" in text for text in run.warnings)
+
+
+def test_a_pooled_ensemble_is_not_yet_calibrated(tmp_path: Path) -> None:
+    """`apply` with `identity` makes one file of the members of a case, to be calibrated like a single model's."""
+    manifest = write_manifest(tmp_path, {"a": [random_logits(0), random_logits(1)]}, affine=rotated())
+    apply_calibrator(make_fitted("identity"), manifest, tmp_path / "pooled", device=CPU)
+    pooled = scan([tmp_path / "pooled"], kind="probabilities", out=tmp_path / "pooled.yaml", classes=CLASSES).manifest
+    assert apply_calibrator(temperature(2.0), pooled, tmp_path / "once", device=CPU).done == ["a"]
 
 
 def test_predictions_of_a_network_are_taken_whatever_lies_beside_them(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from scipy.special import expit, log_softmax, logsumexp, softmax
 
 from segcal.errors import DataError, GeometryError
 from segcal.io.members import Member
-from segcal.pooling import Pool, Pooled
+from segcal.pooling import Pool, Pooled, pooled_decision
 from segcal.types import Box, Kind, Pooling
 
 CPU = torch.device("cpu")
@@ -316,3 +316,9 @@ def test_cuda_agrees_with_the_cpu() -> None:
             members = drawn(2, kind, np.float16, regions=False)
             there = pooled(members, pooling, device=torch.device("cuda")).logits
             torch.testing.assert_close(there.cpu(), pooled(members, pooling).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_a_region_is_decided_above_one_half_and_not_at_it() -> None:
+    """As nnU-Net does; logits outside the crop are 0, and no region is there."""
+    logits = torch.tensor([-1e-9, 0.0, 1e-9]).reshape(1, 1, 1, 3)
+    assert pooled_decision(logits, regions=True).flatten().tolist() == [False, False, True]

@@ -138,3 +138,10 @@ def test_a_volume_larger_than_a_piece_is_kept_everywhere(monkeypatch: pytest.Mon
     monkeypatch.setattr("segcal.preserve.chunk_voxels", lambda _: 11)
     assert torch.equal(keep_decision(stored.clone(), decision), whole)
     assert torch.equal(whole.argmax(0), decision)
+
+
+def test_a_map_whose_voxels_lie_in_another_order_is_changed_in_place() -> None:
+    stored = torch.full((2, 3, 4), 0.5).transpose(1, 2)  # (class, y, x), y along memory
+    decision = torch.tensor([[1, 0, 1]]).expand(4, 3)
+    assert keep_decision(stored, decision) is stored
+    assert stored.argmax(0).tolist() == decision.tolist()

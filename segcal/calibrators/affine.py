@@ -152,6 +152,7 @@ class AffineCalibrator(Calibrator):
         """(C, n) values before the softmax."""
         if not self.class_conditional:
             return self._expert_scores(logits, None)
+        self._check_decision(decision, *logits.shape)
         counts = torch.bincount(decision, minlength=logits.shape[0])
         main = int(counts.argmax())
         # Most voxels of a volume are of one class: its map runs over all of them, the others' over their own only.
@@ -166,10 +167,7 @@ class AffineCalibrator(Calibrator):
         view = self.view(logits, expert)
         matrix = torch.as_tensor(self.design(logits.shape[0]).matrix(self.theta()[expert or 0]).T).to(logits)
         weight, bias = matrix.split([len(view.features), 1], 1)
-        # BLAS takes a single column by another routine, whose sums round otherwise: it is doubled and cut.
-        features = view.features.repeat(1, 2) if view.features.shape[1] == 1 else view.features
-        scores = torch.addmm(bias, weight, features)
-        return view.to_classes(scores[:, : view.features.shape[1]])
+        return view.to_classes(torch.addmm(bias, weight, view.features))
 
     def _by_loop(self, logits: Tensor, decision: Tensor, *, logarithm: bool) -> Tensor:
         """The same with its softmax by one compiled loop over the voxels."""
@@ -191,6 +189,12 @@ class AffineCalibrator(Calibrator):
         """Which map each voxel takes; empty where there is one for all."""
         if not self.class_conditional:
             return np.empty(0, np.uint8)
+        self._check_decision(decision, n_classes, n_voxels)
+        # One type for everybody: the loop is compiled, and kept for later runs, once.
+        chosen = decision.to(torch.uint8 if n_classes <= 256 else torch.int64)
+        return chosen.contiguous().numpy()
+
+    def _check_decision(self, decision: Tensor, n_classes: int, n_voxels: int) -> None:
         if decision.shape != (n_voxels,) or self.n_classes != n_classes:
             raise ParameterError(
                 f"{self.name}: {n_voxels} voxels of {n_classes} classes, a decision of shape {tuple(decision.shape)} "
@@ -201,9 +205,6 @@ class AffineCalibrator(Calibrator):
                 f"{self.name}: decisions reach from {int(decision.min())} to {int(decision.max())}, expected 0 to "
                 f"{n_classes - 1}; voxels that do not count have to be left out"
             )
-        # One type for everybody: the loop is compiled, and kept for later runs, once.
-        chosen = decision.to(torch.uint8 if n_classes <= 256 else torch.int64)
-        return chosen.contiguous().numpy()
 
 
 def diagonal(values: Vector | list[float]) -> Matrix:

@@ -48,4 +48,5 @@ def _names_calibrator(record: Path) -> bool:
         content = json.loads(record.read_bytes())
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(content, dict) and CALIBRATOR_KEY in content
+    # `identity` only pools: its maps are an ensemble's, and may well be calibrated.
+    return isinstance(content, dict) and CALIBRATOR_KEY in content and content.get("method") != "identity"

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 from numba import njit
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.extending import intrinsic
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -30,7 +30,7 @@ def compiled(function: Function) -> Function:
     """Compile a loop when it is first called, and keep the result for later runs where there is room for it."""
     loop = njit(**_OPTIONS)(function)
     with suppress(RuntimeError):  # no folder can be written to, as in a read-only container without a home
-        loop._cache = _Kept(function)  # type: ignore[no-untyped-call]
+        loop._cache = _Kept(function)
     return cast(Function, loop)
 
 
@@ -52,12 +52,17 @@ that has no instruction for it calls a function. The compiler never fuses by its
 
 
 class _Kept(FunctionCache):
-    """Machine code of earlier runs, kept by numba, with two differences.
+    """Machine code of earlier runs, kept by numba, with three differences.
 
     It belongs to the sources of all loops and not of its own file alone, so that a piece changed elsewhere, or other
-    options, never leave old code in use. And what cannot be read or written is compiled anew instead of ending the
-    run: a full disk below the home folder, a file cut off by a power failure.
+    options, never leave old code in use. Every piece has a file of its own. And what cannot be read or written is
+    compiled anew instead of ending the run: a full disk below the home folder, a file cut off by a power failure.
     """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)  # type: ignore[no-untyped-call]
+        stamp = self._impl.locator.get_source_stamp()
+        self._cache_file = _Files(self._cache_path, self._impl.filename_base, stamp)  # type: ignore[no-untyped-call]
 
     def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
         return (*super()._index_key(sig, codegen), _sources())  # type: ignore[no-untyped-call]
@@ -69,12 +74,29 @@ class _Kept(FunctionCache):
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        try:
+        with suppress(Exception):
             super().save_overload(sig, data)  # type: ignore[no-untyped-call]
-        except Exception:  # the table of contents is damaged: a new one, where anything can be written
-            with suppress(Exception):
-                self.flush()  # type: ignore[no-untyped-call]
-                super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+
+
+class _Files(IndexDataCacheFile):
+    """One file for each piece of machine code, named after all it depends on.
+
+    numba numbers the files and notes in a table, written before them, which is whose. Of processes that start together,
+    or one that is ended between the two, code for another signature or processor, or of the version before, would
+    stay behind under a number that the table gives to the new one.
+    """
+
+    def load(self, key: tuple[Any, ...]) -> Any:
+        with suppress(FileNotFoundError):
+            return self._load_data(self._name_of(key))  # type: ignore[no-untyped-call]
+        return None
+
+    def save(self, key: tuple[Any, ...], data: Any) -> None:
+        self._save_data(self._name_of(key), data)  # type: ignore[no-untyped-call]
+
+    def _name_of(self, key: tuple[Any, ...]) -> str:
+        owner = repr((key, self._version, self._source_stamp))
+        return f"{Path(self._index_name).stem}.{hashlib.sha256(owner.encode()).hexdigest()[:32]}.nbc"
 
 
 @cache

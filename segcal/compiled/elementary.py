@@ -46,7 +46,7 @@ def exp_of_negative(x: float) -> float:
 
 @inlined
 def log_of_positive(x: float) -> float:
-    """Natural logarithm of a normal, positive number, within 3e-16 absolutely or relatively."""
+    """Natural logarithm of a normal, positive number, within 3e-16 absolutely or relatively; NaN for NaN."""
     bits = np.float64(x).view(np.int64)
     exponent = (bits - _ROOT_HALF_BITS) >> 52
     mantissa = np.int64(bits - (exponent << 52)).view(np.float64)  # from sqrt(1/2) to sqrt(2)
@@ -63,7 +63,8 @@ def log_of_positive(x: float) -> float:
     p = p * q + 1 / 5
     p = p * q + 1 / 3
     whole = np.float64(exponent)
-    return float(whole * _LN2_HIGH + (2.0 * s + (2.0 * s * q * p + whole * _LN2_LOW)))
+    log = whole * _LN2_HIGH + (2.0 * s + (2.0 * s * q * p + whole * _LN2_LOW))
+    return float(log if x > 0 else x)  # bits of NaN look like those of a number
 
 
 _F = np.float32
@@ -97,7 +98,7 @@ def exp_of_negative32(x: np.float32) -> np.float32:
 
 @inlined
 def log_of_positive32(x: np.float32) -> np.float32:
-    """Natural logarithm of a normal, positive number, within 1e-7 absolutely or relatively."""
+    """Natural logarithm of a normal, positive number, within 1e-7 absolutely or relatively; NaN for NaN."""
     bits = np.float32(x).view(np.int32)
     exponent = np.int32((bits - _ROOT_HALF_BITS_32) >> _MANTISSA_BITS_32)
     mantissa = np.int32(bits - (exponent << _MANTISSA_BITS_32)).view(np.float32)  # from sqrt(1/2) to sqrt(2)
@@ -109,7 +110,8 @@ def log_of_positive32(x: np.float32) -> np.float32:
     p = fused(p, q, _3RD)
     whole = np.float32(exponent)
     double = s + s
-    return fused(whole, _LN2_HIGH_32, fused(double * q, p, fused(whole, _LN2_LOW_32, double)))
+    log = fused(whole, _LN2_HIGH_32, fused(double * q, p, fused(whole, _LN2_LOW_32, double)))
+    return log if x > 0 else x
 
 
 @inlined

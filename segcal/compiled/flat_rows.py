@@ -19,7 +19,7 @@ def flat_rows(values: Tensor) -> tuple[NDArray[Any], int]:
         The array and the stride.
     """
     n_classes, n_voxels = values.shape
-    if values.stride(1) != 1 or values.stride(0) < n_voxels:
+    if values.stride(1) != 1:
         values = values.contiguous()
     stride = values.stride(0)
     span = (n_classes - 1) * stride + n_voxels if n_voxels else 0

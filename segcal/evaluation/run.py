@@ -21,7 +21,7 @@ from segcal.evaluation.measure import MeasuredCase
 from segcal.evaluation.pictures import CasePicture
 from segcal.evaluation.pipelines import Pipeline, baselines, calibrated_pipeline, check_names, member_pipeline
 from segcal.evaluation.records import BINS_FILE, CASES_FILE, CaseRecord, Records
-from segcal.evaluation.seen_cases import calibration_cases_met, fitted_on_manifest
+from segcal.evaluation.seen_cases import seen_in_fit
 from segcal.evaluation.summary import BootstrapSettings, summarise, to_json
 from segcal.evaluation.tables import differences_csv, latex_table, markdown_table
 from segcal.evaluation.work import MeasureWork
@@ -100,8 +100,6 @@ def evaluate(
     if each_member:
         chosen += [member_pipeline(pipeline) for pipeline in chosen]
     warnings = [text for p in chosen for text in p.fitted.check_compatible(manifest, p.applied, force=force)]
-    everything = cases is None and (split is None or subset != "test")
-    told = fitted_on_manifest(manifest, chosen) if everything else []
     pipelines = [*baselines(manifest), *chosen]
     check_names(pipelines)
     ids = case_ids(manifest, split, subset, cases)
@@ -122,7 +120,8 @@ def evaluate(
                 progress("evaluating", done, len(ids))
     if not measured:
         raise DataError(f"manifest {manifest.name!r}: no case could be evaluated")
-    warnings += told or calibration_cases_met(chosen, measured)
+    everything = cases is None and (split is None or subset != "test")
+    warnings += seen_in_fit(chosen, measured, manifest if everything else None)
     records = to_records(manifest, measured, repeat=0)
     context = run_context("evaluate", manifest, measured, pictured=pictured, failed=failed, warnings=warnings)
     context |= {"split": split, "subset": None if split is None else subset}

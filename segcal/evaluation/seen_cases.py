@@ -13,19 +13,30 @@ _SAME, _TELLING = 1e-9, 1e-4
 """Two free energies this close, relatively, are of one case; those of pooled probabilities are all next to 0."""
 
 
-def fitted_on_manifest(manifest: Manifest, pipelines: Sequence[Pipeline]) -> list[str]:
-    """Before anything is measured: all labelled cases of the very manifest of the fit."""
-    names = [p.name for p in pipelines if p.fitted.info.manifest_sha256 == manifest.sha256]
-    if not names:
+def seen_in_fit(pipelines: Sequence[Pipeline], measured: Sequence[MeasuredCase], whole: Manifest | None) -> list[str]:
+    """Warnings about pipelines that were fitted on what was measured.
+
+    Args:
+        pipelines: those with a calibrator.
+        measured: the cases.
+        whole: the manifest, if all its labelled cases or those of a fit were wanted.
+    """
+    learned = [p for p in pipelines if p.fitted.info.method != "identity"]
+    here = [p for p in learned if whole is not None and p.fitted.info.manifest_sha256 == whole.sha256]
+    return [*_of_this_manifest(here), *_calibration_cases_met([p for p in learned if p not in here], measured)]
+
+
+def _of_this_manifest(pipelines: Sequence[Pipeline]) -> list[str]:
+    if not pipelines:
         return []
     return [
-        f"{', '.join(names)}: fitted on this manifest, and its calibration or validation cases are among those "
-        "measured: the numbers are too good. Use `--split K --subset test`, other cases, or `segcal study`"
+        f"{', '.join(p.name for p in pipelines)}: fitted on this manifest, and its calibration or validation cases are "
+        "among those measured: the numbers are too good. Use `--split K --subset test`, other cases, or `segcal study`"
     ]
 
 
-def calibration_cases_met(pipelines: Iterable[Pipeline], measured: Sequence[MeasuredCase]) -> list[str]:
-    """Afterwards: a case with the very free energy of a calibration case is that case, whatever a manifest calls it."""
+def _calibration_cases_met(pipelines: Iterable[Pipeline], measured: Sequence[MeasuredCase]) -> list[str]:
+    """A case with the very free energy of a calibration case is that case, whatever a manifest calls it."""
     met: dict[tuple[str, ...], list[str]] = {}
     for pipeline in pipelines:
         known = pipeline.fitted.info.reference_statistics.get("free_energy_mean", ())

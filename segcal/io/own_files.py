@@ -46,7 +46,7 @@ def check_replaceable_file(path: Path, what: Literal["calibrator", "page"]) -> N
         return
     with path.open("rb") as file:
         begin = file.read(512)
-    if not _BEGINS[what].match(begin):
+    if begin and not _BEGINS[what].match(begin):  # nothing is lost in an empty one
         raise UsageError(f"{path}: already exists and is no {what}; choose another --out.")
 
 

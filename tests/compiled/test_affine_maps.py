@@ -14,6 +14,10 @@ from tests.conformance.drawn import draw_calibrator
 METHODS = pytest.mark.parametrize(
     "name", [name for name, method in CALIBRATORS.items() if issubclass(method, AffineCalibrator)]
 )
+INVARIANT = pytest.mark.parametrize(
+    "name", [name for name in METHODS.args[1] if CALIBRATORS[name].translation_invariant]
+)
+BOTH_FORMS = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["loop", "torch"])
 CONDITIONAL = pytest.mark.parametrize("name", ["cdc", "cms_ap", "cms_op"])
 
 
@@ -76,23 +80,25 @@ def test_the_logits_stay_as_they_are(name: str) -> None:
 
 
 @CONDITIONAL
+@BOTH_FORMS
 @pytest.mark.parametrize("wrong", [-1, 3])
-def test_a_decision_that_is_no_class_is_refused(name: str, wrong: int) -> None:
+def test_a_decision_that_is_no_class_is_refused(name: str, wrong: int, dtype: torch.dtype) -> None:
     calibrator = draw_calibrator(name, 3)
     logits, decision = draw_voxels(3, 10)
     decision[4] = wrong
     with pytest.raises(ParameterError, match="expected 0 to 2"):
-        calibrator.voxel_probs(logits, decision)
+        calibrator.voxel_probs(logits.to(dtype), decision)
 
 
 @CONDITIONAL
+@BOTH_FORMS
 @pytest.mark.parametrize("n_decisions", [0, 40, 72])
-def test_another_number_of_decisions_is_refused(name: str, n_decisions: int) -> None:
+def test_another_number_of_decisions_is_refused(name: str, n_decisions: int, dtype: torch.dtype) -> None:
     calibrator = draw_calibrator(name, 3)
     logits, decision = draw_voxels(3, 60)
     wrong = decision.repeat(2)[:n_decisions]
     with pytest.raises(ParameterError, match="60 voxels of 3 classes"):
-        calibrator.voxel_probs(logits, wrong)
+        calibrator.voxel_probs(logits.to(dtype), wrong)
     with pytest.raises(ParameterError, match="expected one each"):
         calibrator.volume_probs(logits.reshape(3, 3, 4, 5), wrong)
 
@@ -108,6 +114,15 @@ def test_where_a_gradient_is_wanted_torch_works_it_out(name: str) -> None:
         assert torch.equal(calibrator.voxel_probs(watched, decision), calibrator.voxel_probs(logits, decision))
 
 
+@INVARIANT
+def test_what_all_classes_share_costs_no_digits(name: str) -> None:
+    calibrator = draw_calibrator(name, 4)
+    logits, decision = draw_voxels(4, 1300)
+    logits = (logits * 64).round() / 64
+    shifted = calibrator.voxel_log_probs(logits + 4096, decision)
+    assert torch.equal(shifted, calibrator.voxel_log_probs(logits, decision))
+
+
 @METHODS
 def test_no_voxels_give_no_probabilities(name: str) -> None:
     calibrator = draw_calibrator(name, 3)
@@ -121,6 +136,6 @@ def test_nan_stays_nan_in_its_own_voxel(name: str, where: int | slice) -> None:
     calibrator = draw_calibrator(name, 3)
     logits, decision = draw_voxels(3, 1000)
     logits[where, 700] = torch.nan
-    probs = calibrator.voxel_probs(logits, decision)
-    assert bool(probs[:, 700].isnan().all())
-    assert bool(probs[:, torch.arange(1000) != 700].isfinite().all())
+    for found in (calibrator.voxel_probs(logits, decision), calibrator.voxel_log_probs(logits, decision)):
+        assert bool(found[:, 700].isnan().all())
+        assert bool(found[:, torch.arange(1000) != 700].isfinite().all())

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from segcal.compiled.build import compiled
+from segcal.compiled.build import _Files, compiled
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -103,19 +103,27 @@ def test_code_of_earlier_runs_is_used_until_any_loop_changes(kept: Path) -> None
     assert run_kept(kept, "b") == "1 0"
 
 
-@pytest.mark.parametrize("kind", ["*.nbi", "*.nbc"])
-def test_random_bytes_in_the_cache_are_replaced(kept: Path, kind: str) -> None:
-    damaged = list(kept.rglob(kind))
+@pytest.mark.parametrize("content", [b"", Random(1).randbytes(3000)], ids=["empty", "random"])
+def test_a_damaged_cache_costs_a_compilation_and_nothing_else(kept: Path, content: bytes) -> None:
+    damaged = list(kept.rglob("*.nbc"))
     assert damaged
     for path in damaged:
-        path.write_bytes(Random(1).randbytes(3000))
+        path.write_bytes(content)
     assert run_kept(kept, "a") == "1 0"
     assert run_kept(kept, "a") == "1 1"
 
 
-def test_a_damaged_cache_costs_a_compilation_and_nothing_else(kept: Path) -> None:
-    damaged = list(kept.rglob("*.nbi"))
-    assert damaged
-    for path in damaged:
-        path.write_bytes(b"")
-    assert run_kept(kept, "a") == "1 0"
+def test_a_run_that_ends_while_it_keeps_code_leaves_none_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By version, signature or processor: what is found under a key was put there under it, and whole."""
+    before, now = (_Files(str(tmp_path), "loop-1.py311", stamp) for stamp in (1, 2))  # type: ignore[no-untyped-call]
+    before.save(("float32",), "old")
+    assert before.load(("float32",)) == "old"
+    with monkeypatch.context() as patched:
+        patched.setattr(_Files, "_save_data", lambda *_: sys.exit("no time left"))
+        for key in ("float32",), ("float64",):
+            with pytest.raises(SystemExit):
+                now.save(key, "new")
+    assert now.load(("float32",)) is now.load(("float64",)) is None
+    assert before.load(("float64",)) is None

@@ -65,6 +65,14 @@ def test_the_logarithm_is_right_to_rounding() -> None:
     assert log_of(np.ones(1)).tolist() == [0.0]
 
 
+def test_the_logarithm_of_nan_is_nan() -> None:
+    """Its bits are those of 89 to a loop that takes numbers apart."""
+    assert np.isnan(log_of(np.full(9, np.nan))).all()
+    found = np.empty(20, np.float32)
+    logarithms32(np.full(20, np.nan, np.float32), found)
+    assert np.isnan(found).all()
+
+
 @pytest.mark.parametrize(("value", "expected"), [(-1e9, np.exp(-700.0)), (-np.inf, np.exp(-700.0)), (np.nan, np.nan)])
 def test_far_below_the_exponential_stays_positive_and_nan_stays_nan(value: float, expected: float) -> None:
     np.testing.assert_allclose(exp_of(np.array([value])), [expected], rtol=1e-15)
@@ -130,11 +138,12 @@ POSITIVE_32 = np.concatenate(
 UP_TO_ONE_32 = np.concatenate([np.geomspace(2e-38, 1, 40_001), np.linspace(0, 1, 40_001)])
 
 
-def test_the_exponential_in_single_precision_is_right_to_two_units_in_the_last_place() -> None:
+# Bounds as near as can be, so that a coefficient which is a little off, or missing, is noticed.
+def test_the_exponential_in_single_precision_is_right_to_rounding() -> None:
     values = single(NEGATIVE_32)
     found = np.empty_like(values)
     exponentials32(values, found)
-    assert float(np.abs(found / np.exp(values.astype(np.float64)) - 1).max()) < 2 * 2.0**-23
+    assert float(np.abs(found / np.exp(values.astype(np.float64)) - 1).max()) < 0.75 * 2.0**-23
     assert float(found.max()) == 1.0
 
 
@@ -158,7 +167,7 @@ def test_the_logarithm_in_single_precision_is_right_to_rounding() -> None:
     found = np.empty_like(values)
     logarithms32(values, found)
     exact = np.log(values.astype(np.float64))
-    assert float((np.abs(found - exact) / np.maximum(np.abs(exact), 1)).max()) < 2.0**-23
+    assert float((np.abs(found - exact) / np.maximum(np.abs(exact), 1)).max()) < 0.9 * 2.0**-23
     assert found[values == 1].tolist() == [0.0] * int((values == 1).sum())
 
 
@@ -167,7 +176,7 @@ def test_the_logarithm_beside_one_keeps_its_digits_however_small_it_is() -> None
     found = np.empty_like(values)
     logarithms_of_one_and32(values, found)
     exact = np.log1p(values.astype(np.float64))
-    assert float((np.abs(found - exact) / np.maximum(exact, 1e-300)).max()) < 3 * 2.0**-23
+    assert float((np.abs(found - exact) / np.maximum(exact, 1e-300)).max()) < 1.4 * 2.0**-23
 
 
 def test_fused_operations_round_once_in_every_lane() -> None:

@@ -104,6 +104,16 @@ def test_classes_far_behind_end_at_zero_and_never_below(apart: float, smallest: 
     assert float(log_softmax(values)[1, 0]) == pytest.approx(-apart, rel=1e-6)
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("where", [0, 1, 2])
+def test_where_torch_gives_nan_so_does_the_loop(where: int, bad: float) -> None:
+    values = drawn(3, 40)
+    values[where, 30] = bad
+    for given in (softmax, log_softmax):
+        assert torch.equal(given(values).isnan(), given(values.double()).isnan())
+        assert bool(given(values)[:, 30].isnan().all())
+
+
 def test_other_types_go_through_torch() -> None:
     values = drawn(3, 10).double()
     assert torch.equal(softmax(values, 2.0), torch.softmax(values / 2.0, 0))

@@ -48,8 +48,12 @@ def test_the_loop_finds_the_first_largest_class(n_classes: int, n_voxels: int) -
     assert torch.equal(found, _largest(logits, torch.int64))
 
 
-def test_every_class_of_256_fits_into_a_byte() -> None:
-    assert _largest_by_loop(torch.eye(256), torch.uint8).tolist() == list(range(256))
+@pytest.mark.parametrize("n_classes", [256, 257, 300])
+def test_every_class_is_found_whether_or_not_it_fits_into_a_byte(n_classes: int) -> None:
+    every = torch.arange(n_classes)
+    assert _largest_by_loop(torch.eye(n_classes), torch.int64).tolist() == every.tolist()
+    assert _differing_by_loop(torch.eye(n_classes), every).tolist() == []
+    assert _differing_by_loop(torch.eye(n_classes), every.roll(1)).tolist() == every.tolist()
 
 
 @pytest.mark.parametrize("layout", ["whole", "cut", "transposed", "every second", "one class repeated"])

@@ -7,6 +7,7 @@ import csv
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from segcal.evaluation.run import evaluate
 from segcal.evaluation.summary import HEADLINE, BootstrapSettings
 from segcal.evaluation.tables import cell, latex_table, markdown_table
 from segcal.fitted import FittedCalibrator
+from segcal.fitting.run import fit_many
 from segcal.manifest import Manifest
 from segcal.metrics import MetricSettings
 from tests.fit_data import write_ensemble
@@ -246,6 +248,19 @@ def test_calibration_cases_are_known_by_their_numbers_whatever_the_manifest_is_c
     assert len(told) == 1
     assert f"fitted on 1 case of those measured ({split.calibration[0]})" in told[0]
     assert all(name in told[0].split(":")[0].split(", ") for name in fitted)
+
+
+def test_each_calibrator_is_told_by_what_it_was_fitted_on(
+    phantom: Manifest, fitted: dict[str, FittedCalibrator]
+) -> None:
+    """One by this manifest, one by its cases under another; `identity` was fitted on nothing."""
+    ts, other = fitted["ts"], fitted["cms_ap"]
+    plain = fit_many(phantom, ["identity"], split=0, device="cpu")["identity"]
+    elsewhere = replace(other, info=other.info.model_copy(update={"manifest_sha256": "0" * 64}))
+    chosen = {"here": ts, "elsewhere": elsewhere, "plain": plain}
+    found = evaluate(phantom, chosen, bootstrap=QUICK, device=CPU).summary["warnings"]
+    told = [text.split(":")[0] for text in found if "the numbers are too good" in text]
+    assert told == ["here", "elsewhere"]
 
 
 def test_calibrators_on_each_member_have_rows_of_their_own(

@@ -22,6 +22,8 @@ def test_only_files_of_the_same_sort_are_replaced(tmp_path: Path) -> None:
     check_replaceable_file(calibrator, "calibrator")
     check_replaceable_file(page, "page")
     check_replaceable_file(tmp_path / "new", "page")
+    (tmp_path / "reserved").touch()  # by mktemp or a workflow engine
+    check_replaceable_file(tmp_path / "reserved", "calibrator")
     for path in (page, other):
         with pytest.raises(UsageError, match="already exists and is no calibrator; choose another --out"):
             check_replaceable_file(path, "calibrator")

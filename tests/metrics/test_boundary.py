@@ -91,3 +91,12 @@ def test_rows_of_a_classifier_have_no_boundary_and_ba_ece_says_so() -> None:
     assert math.isnan(result.values["ba_ece"])
     assert "not an image" in result.undefined["ba_ece"]
     assert result.values["ece"] == pytest.approx(reference.ece(probs, labels, 50), abs=1e-9)
+
+
+def test_a_band_may_begin_between_two_distances() -> None:
+    labels = np.zeros((1, 8, 8), dtype=np.uint8)
+    labels[0, 0, 0] = 1  # the corner and its neighbours are boundary
+    bands = distance_bands(labels, (0.0, 1.5), ignored=255)
+    assert bands.squared is not None
+    np.testing.assert_array_equal(bands.band, bands.squared >= 1.5**2)
+    assert 2 in bands.squared
