@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from segcal.case_labels import check_grid, load_deployed, read_case_labels, rows, targets
+from segcal.checks.glance import glance, odd_member
 from segcal.errors import DataError, GeometryError, UsageError
 from segcal.io.images import read_grid
 from segcal.io.members import Member, read_member
@@ -48,6 +49,7 @@ class CaseData:
         n_floored: values raised to keep their logarithm finite, see `Pooled`.
         kind: what the member files hold.
         n_fill: voxels that look like padding, see `Pooled`.
+        odd_member: in words, a member that lies otherwise than the others; empty if there is none.
     """
 
     case_id: str
@@ -62,6 +64,7 @@ class CaseData:
     n_floored: int
     kind: Kind
     n_fill: int = 0
+    odd_member: str = ""
 
     def within_crop(self) -> CaseData:
         """The crop as a case of its own, without labels; the case itself where there is no crop."""
@@ -133,18 +136,20 @@ def load_poolings(
     paths = [manifest.resolve(member) for member in case.members[: max(counts)]]
     pools = [Pool(want.pooling, regions=manifest.has_regions, device=device) for want in wanted]
     grid: Grid | None = None
+    glances: list[Tensor] = []
     with closing(_read_members(manifest, case, paths)) as members:
-        position = 0  # counted by hand: `enumerate` keeps its last tuple, and the member in it, alive
-        for member in members:
+        for member in members:  # not enumerated: that keeps its last tuple, and the member in it, alive
+            position = len(glances)
             _check_member(manifest, case, member, grid)
             grid = grid or member.grid
+            glances.append(glance(member, regions=manifest.has_regions))
             for pool, count in zip(pools, counts, strict=True):
                 if position < count:
                     pool.add(member)
             if on_member is not None:
                 on_member(position, member)
-            position += 1  # noqa: SIM113
             del member  # before the next one is asked for: at most MEMBERS_IN_MEMORY are alive
+    odd = odd_member(case.members[: len(glances)], glances, n_classes=manifest.n_classes)
     results = [pool.result() for pool in pools]
     shape = space_of(results[0].logits)
     label_map = read_case_labels(manifest, case, shape, grid) if with_labels else None
@@ -165,6 +170,7 @@ def load_poolings(
             n_floored=pooled.n_floored,
             kind=manifest.kind,
             n_fill=pooled.n_fill,
+            odd_member=odd,
         )
         for pooled in results
     ]

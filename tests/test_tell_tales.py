@@ -14,9 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from segcal.apply import apply_calibrator
+from segcal.checks.glance import SIDE, _places, glance
 from segcal.data_hash import data_hash
 from segcal.evaluation.run import evaluate
 from segcal.fitting.run import fit
+from segcal.io.members import Member
 from segcal.io.nifti import write_nifti
 from segcal.manifest import Manifest
 from tests.fit_data import write_ensemble
@@ -149,3 +151,32 @@ def test_kept_trials_of_data_that_changed_are_not_used(tmp_path: Path) -> None:
     members(manifest, lambda values: values * 3)
     run()
     assert asked.count("tuning ms_c") == 2
+
+
+@pytest.mark.parametrize("regions", [False, True])
+def test_a_member_that_lies_otherwise_than_the_others_is_told_by_fit_apply_and_evaluate(
+    tmp_path: Path, regions: bool
+) -> None:
+    """The mean of all hides it: the decision may still be that of the others."""
+    manifest = sharp_ensemble(tmp_path, regions=regions)
+    if regions:
+        members(manifest, lambda old: 2 * old - 6)
+    name = manifest.cases[0].members[1]
+    with np.load(manifest.resolve(name)) as content:
+        logits = content["logits"]
+    np.savez(manifest.resolve(name), logits=np.ascontiguousarray(logits[:, :, ::-1]))
+    for text in told(manifest, tmp_path):
+        assert "1 of " in text
+        assert f"case_00: {name} agrees with {manifest.cases[0].members[0]} when it is turned: y flipped" in text
+
+
+@pytest.mark.parametrize("length", [1, 2, SIDE - 1, SIDE, SIDE + 1, 155, 240, 1001])
+def test_what_is_glanced_at_is_the_same_from_both_ends(length: int) -> None:
+    values = np.zeros((1, length, 1, 1), np.float32)
+    values[0, :, 0, 0] = np.arange(length)
+    member = Member(values, "logits")
+    turned = Member(np.ascontiguousarray(values[:, ::-1]), "logits")
+    seen = [_places(length), length - 1 - _places(length)[::-1]]
+    assert np.array_equal(*seen)
+    assert len(set(seen[0])) == min(length, SIDE)
+    assert glance(member, regions=True).flip(1).equal(glance(turned, regions=True))

@@ -22,6 +22,8 @@ Shape: TypeAlias = tuple[int, int, int]
 ORDERS: tuple[tuple[int, int, int], ...] = tuple((a, b, c) for a, b, c in permutations(range(3)))
 CLEAR_GAIN = 0.1
 """Gain in mean foreground Dice from which a turned prediction is worth a word."""
+CERTAIN_GAIN, CERTAIN_DICE = 0.3, 0.5
+"""A gain this large that ends in a Dice this good is no chance."""
 _AXES = "zyx"
 _MAX_VOXELS = 50_000
 
@@ -78,8 +80,15 @@ class BestTurn:
         """Whether the prediction fits clearly better when turned."""
         return self.gain >= CLEAR_GAIN
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether that cannot be chance."""
+        return self.gain >= CERTAIN_GAIN and self.dice >= CERTAIN_DICE
 
-def best_turn(decision: Tensor, truth: Tensor, valid: Tensor | None, *, n_classes: int) -> BestTurn | None:
+
+def best_turn(
+    decision: Tensor, truth: Tensor, valid: Tensor | None, *, n_classes: int, enough: float = 1 - CLEAR_GAIN
+) -> BestTurn | None:
     """Lay a prediction on its labels in every way that fits and take the one of the largest mean foreground Dice.
 
     Args:
@@ -87,6 +96,7 @@ def best_turn(decision: Tensor, truth: Tensor, valid: Tensor | None, *, n_classe
         truth: The same of the label, in its own order of axes; other values than class indices count as no class.
         valid: Voxels of the label that count; None for all.
         n_classes: Background included; without meaning for regions.
+        enough: Dice of the prediction as it lies above which nothing else is tried.
 
     Returns:
         None when no order of axes gives the prediction the shape of the labels.
@@ -101,8 +111,8 @@ def best_turn(decision: Tensor, truth: Tensor, valid: Tensor | None, *, n_classe
 
     as_stored = Orientation()
     now = float(dice_of([as_stored])[0]) if as_stored in orientations else None
-    if now is not None and now > 1 - CLEAR_GAIN:
-        return BestTurn(as_stored, now, now)  # no turn could be clearly better
+    if now is not None and now > enough:
+        return BestTurn(as_stored, now, now)
     dice = dice_of(orientations)
     best = int(dice.argmax())
     return BestTurn(orientations[best], float(dice[best]), now)

@@ -29,11 +29,13 @@ class TellTales:
         n_cases: Cases looked at.
         fill: Share of voxels that look like padding, by case id.
         turned: How the prediction would fit its label clearly better, by case id.
+        odd: The member that lies otherwise than the others, and how, by case id.
     """
 
     n_cases: int = 0
     fill: dict[str, float] = field(default_factory=dict)
     turned: dict[str, str] = field(default_factory=dict)
+    odd: dict[str, str] = field(default_factory=dict)
 
     def look(self, case: CaseData) -> None:
         """Look at one case; labels are compared where there are some."""
@@ -42,6 +44,8 @@ class TellTales:
         share = case.n_fill / max(n_voxels, 1)
         if share >= FILL_SHARE:
             self.fill[case.case_id] = share
+        if case.odd_member:
+            self.odd[case.case_id] = case.odd_member
         better = _better_orientation(case)
         if better is not None:
             self.turned[case.case_id] = better
@@ -51,6 +55,7 @@ class TellTales:
         self.n_cases += other.n_cases
         self.fill |= other.fill
         self.turned |= other.turned
+        self.odd |= other.odd
 
     def warnings(self) -> list[str]:
         """One sentence for each kind of trouble."""
@@ -61,6 +66,12 @@ class TellTales:
                 f"{self._cases(self.fill)} hold voxels of exactly (1, 0, ..., 0) or all zeros ({worst}: "
                 f"{self.fill[worst]:.1%}), as padding around the predicted box does; taken as logits they are wrong. "
                 "Set `crop`; `segcal manifest check` names the box"
+            )
+        if self.odd:
+            first = next(iter(self.odd))
+            found.append(
+                f"{self._cases(self.odd)} have a member that lies otherwise than the others, so that their mean means "
+                f"nothing ({first}: {self.odd[first]}); `segcal manifest check` names them all"
             )
         if self.turned:
             first = next(iter(self.turned))

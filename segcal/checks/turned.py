@@ -18,9 +18,6 @@ from segcal.label_values import region_masks
 from segcal.manifest import Manifest
 from segcal.pooling import Pooled, pooled_decision
 
-CERTAIN_GAIN, CERTAIN_DICE = 0.3, 0.5
-"""A gain this large that ends in a Dice this good is no chance: the finding is fatal."""
-
 
 @dataclass(frozen=True, slots=True)
 class Turned:
@@ -78,7 +75,7 @@ def compare_members(
 
 
 def _severity(best: BestTurn) -> Severity:
-    return "fatal" if best.gain >= CERTAIN_GAIN and best.dice >= CERTAIN_DICE else "warning"
+    return "fatal" if best.is_certain else "warning"
 
 
 def shared_orientation(manifest: Manifest, compared: Sequence[Orientation]) -> list[Finding]:

@@ -47,6 +47,7 @@ class MeasuredCase:
         picture: one slice for the report, if a pipeline was chosen for it.
         fill: share of the voxels that look like padding in a file of logits, 0 when there are few.
         turned: how the prediction would fit the label clearly better, if turning it helps.
+        odd: the member that lies otherwise than the others, if there is one.
     """
 
     case_id: str
@@ -57,6 +58,7 @@ class MeasuredCase:
     picture: CasePicture | None
     fill: float = 0.0
     turned: str | None = None
+    odd: str | None = None
 
 
 @one_thread()
@@ -123,6 +125,7 @@ def measure_case(
         picture=picture,
         fill=noticed.fill.get(case.id, 0.0),
         turned=noticed.turned.get(case.id),
+        odd=noticed.odd.get(case.id),
     )
 
 

@@ -187,6 +187,7 @@ def run_context(
         len(once),
         {case: one.fill for case, one in sorted(once.items()) if one.fill},
         {case: one.turned for case, one in sorted(once.items()) if one.turned is not None},
+        {case: one.odd for case, one in sorted(once.items()) if one.odd is not None},
     )
     return {
         "run": kind,

@@ -265,6 +265,7 @@ def _save_repeat(folder: Path, records: Records, measured: Sequence[MeasuredCase
             "outside": m.outside_share,
             "fill": m.fill,
             "turned": m.turned,
+            "odd": m.odd,
         }
         for m in measured
     ]
@@ -275,7 +276,7 @@ def _save_repeat(folder: Path, records: Records, measured: Sequence[MeasuredCase
 def _load_repeat(folder: Path) -> _Repeat:
     context = json.loads((folder / "context.json").read_text(encoding="utf-8"))
     cases = tuple(
-        MeasuredCase(c["case"], {}, c["energy"], c["n_floored"], c["outside"], None, c["fill"], c["turned"])
+        MeasuredCase(c["case"], {}, c["energy"], c["n_floored"], c["outside"], None, c["fill"], c["turned"], c["odd"])
         for c in context
     )
     pictures = {}
