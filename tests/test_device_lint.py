@@ -34,6 +34,7 @@ FACTORIES = BORDER | {
     "zeros",
 }
 ON_THE_HOST = {
+    "segcal/checks/glance.py": "a few voxels of a file's array; no device is involved",
     "segcal/checks/value_counts.py": "reads files to check them; no device is involved",
     "segcal/fitting/adam.py": "parameters and their gradients, a few numbers beside the rows",
     "segcal/calibrators/base.py:as_tensor": "the caller's array as it is: tensors keep their device",

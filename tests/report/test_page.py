@@ -332,7 +332,7 @@ def test_an_apply_folder_gets_a_short_page(tmp_path: Path) -> None:
     assert "1 case was written completely." in page.text
     assert "1 case failed and has no result" in page.text
     assert "b.npz" in page.text
-    assert "segcal qa out" in page.text
+    assert f"segcal qa {out} --out qa" in page.text
     assert "ts: softmax(z / T)" in page.text
 
 
