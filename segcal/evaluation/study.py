@@ -20,7 +20,7 @@ import segcal
 from segcal.case_map import CaseMap, in_process
 from segcal.data_hash import data_hash
 from segcal.device import resolve_device
-from segcal.errors import UsageError
+from segcal.errors import Interrupted, UsageError
 from segcal.evaluation.measure import MeasuredCase
 from segcal.evaluation.pictures import CasePicture
 from segcal.evaluation.pipelines import Pipeline, baselines, calibrated_pipeline
@@ -91,6 +91,9 @@ def study(
         device: where voxels are processed.
         progress: told about fits and cases.
         case_map: where the cases are worked on; here, one after the other, by default.
+
+    Raises:
+        Interrupted: Ctrl-C or SIGTERM; what was finished so far is kept.
     """
     run = _Study(manifest, settings, out, resolve_device(device, sums=True), progress, case_map)
     # What cannot be done is said before the folder belongs to this study.
@@ -98,11 +101,14 @@ def study(
     tasks = [plan_fits(manifest, settings, split) for split in splits]
     other = None if shifted is None else shifted_data(shifted, manifest, splits, tasks[0])
     _open_folder(out, run.identity(shifted), resume=resume)
-    fitted = [run.fit_repeat(repeat, planned) for repeat, planned in enumerate(tasks)]
-    summary = run.measure(manifest, [split.test for split in splits], fitted, out)
-    if other is None:
-        return StudyResult(summary, None)
-    return StudyResult(summary, run.measure(other.manifest, other.ids, fitted, out / SHIFTED, other.warnings))
+    try:
+        fitted = [run.fit_repeat(repeat, planned) for repeat, planned in enumerate(tasks)]
+        summary = run.measure(manifest, [split.test for split in splits], fitted, out)
+        if other is None:
+            return StudyResult(summary, None)
+        return StudyResult(summary, run.measure(other.manifest, other.ids, fitted, out / SHIFTED, other.warnings))
+    except KeyboardInterrupt:
+        raise Interrupted(f"fits and repeats in {out} are kept; run the same command with --resume to go on") from None
 
 
 @dataclass(frozen=True, slots=True)

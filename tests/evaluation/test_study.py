@@ -20,7 +20,7 @@ import yaml
 from typer.testing import CliRunner
 
 from cli.main import app
-from segcal.errors import DataError, MismatchError, OutputError, SegcalError, SettingsError, UsageError
+from segcal.errors import DataError, Interrupted, MismatchError, OutputError, SegcalError, SettingsError, UsageError
 from segcal.evaluation.plan import plan_fits, resized, study_splits
 from segcal.evaluation.shifted import shifted_data
 from segcal.evaluation.study import study
@@ -105,6 +105,14 @@ def test_a_folder_that_cannot_be_made_is_said_at_once_and_in_words(phantom: Mani
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
     with pytest.raises(OutputError, match=r"cannot be a folder, .*file is a file; choose another path"):
         study(phantom, SMALL, tmp_path / "file", device=CPU)
+
+
+def test_a_study_that_is_stopped_says_how_to_go_on(phantom: Manifest, tmp_path: Path) -> None:
+    def stop(stage: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match=r"out are kept; run the same command with --resume to go on"):
+        study(phantom, SMALL, tmp_path / "out", device=CPU, progress=stop)
 
 
 def test_resuming_a_finished_study_fits_and_measures_nothing(
