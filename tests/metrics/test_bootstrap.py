@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 from segcal.errors import ParameterError
 from segcal.metrics.ace import pooled_ace
 from segcal.metrics.bins import BinTable
-from segcal.metrics.bootstrap import Bootstrap, CaseScores
+from segcal.metrics.bootstrap import Bootstrap, CaseScores, Interval, _reflect
 from segcal.metrics.resampling import Resamples
 
 PIPELINES = ("a", "b", "c")
@@ -257,3 +257,9 @@ def test_wrong_calls_say_what_is_wrong() -> None:
     without = CaseScores(PIPELINES, COLUMNS, SUBJECTS, scores.values)
     with pytest.raises(ParameterError, match="tables"):
         Bootstrap(without, n_replicates=5).ace("a")
+
+
+def test_the_basic_interval_of_ace_ends_at_zero() -> None:
+    basic = _reflect(0.01, Interval(0.004, 0.03))
+    assert basic.low == 0.0
+    assert basic.high == pytest.approx(0.016)
