@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from segcal.checks.orientation import best_turn
+from segcal.checks.orientation import GOOD_DICE, best_turn
 from segcal.checks.value_counts import inside
 from segcal.io.members import Member
 
@@ -20,7 +20,6 @@ SIDE = 32
 """Voxels looked at along an axis, at most."""
 _FEWEST = 50
 """Foreground voxels from which on an agreement is no chance."""
-_GOOD_DICE = 0.7
 
 
 def glance(member: Member, *, regions: bool) -> Tensor:
@@ -42,7 +41,7 @@ def odd_member(names: Sequence[str], glances: Sequence[Tensor], *, n_classes: in
     for name, other in zip(names[1:], glances[1:], strict=True):
         if min(int((seen > 0).sum()) for seen in (glances[0], other)) < _FEWEST:
             continue
-        best = best_turn(other, glances[0], None, n_classes=n_classes, enough=_GOOD_DICE)
+        best = best_turn(other, glances[0], None, n_classes=n_classes, enough=GOOD_DICE)
         if best is not None and best.is_certain:
             return f"{name} agrees with {names[0]} when it is turned: {best.orientation.words()}"
     return ""

@@ -24,6 +24,8 @@ CLEAR_GAIN = 0.1
 """Gain in mean foreground Dice from which a turned prediction is worth a word."""
 CERTAIN_GAIN, CERTAIN_DICE = 0.3, 0.5
 """A gain this large that ends in a Dice this good is no chance."""
+GOOD_DICE = 0.7
+"""From here on a volume is taken to lie as it should; turned the wrong way round it does not get there."""
 _AXES = "zyx"
 _MAX_VOXELS = 50_000
 

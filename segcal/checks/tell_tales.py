@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 import torch
 
 from segcal.cases import CaseData
-from segcal.checks.orientation import best_turn
+from segcal.checks.orientation import GOOD_DICE, best_turn
 from segcal.checks.values import FILL_SHARE
 from segcal.types import IGNORED
 
-_GOOD_DICE = 0.7
-"""From here on the volume is taken to lie as it should; turned the wrong way round it does not get there."""
 _STRIDE = 7
 """Every so many voxels are enough to see whether the Dice is good; odd, so that it walks through all columns."""
 
@@ -88,7 +86,7 @@ class TellTales:
 def _better_orientation(case: CaseData) -> str | None:
     """In words, the turn that raises the mean foreground Dice clearly; None if the case lies well or has no label."""
     truth = case.labels if case.region_labels is None else case.region_labels
-    if truth is None or _mean_dice(case) >= _GOOD_DICE:
+    if truth is None or _mean_dice(case) >= GOOD_DICE:
         return None
     turned = best_turn(case.decision, truth, case.valid, n_classes=case.logits.shape[0])
     if turned is None or not turned.is_clear:

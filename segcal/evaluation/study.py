@@ -282,7 +282,17 @@ def _save_repeat(folder: Path, records: Records, measured: Sequence[MeasuredCase
 def _load_repeat(folder: Path) -> _Repeat:
     context = json.loads((folder / "context.json").read_text(encoding="utf-8"))
     cases = tuple(
-        MeasuredCase(c["case"], {}, c["energy"], c["n_floored"], c["outside"], None, c["fill"], c["turned"], c["odd"])
+        MeasuredCase(
+            case_id=c["case"],
+            results={},
+            energy=c["energy"],
+            n_floored=c["n_floored"],
+            outside_share=c["outside"],
+            picture=None,
+            fill=c["fill"],
+            turned=c["turned"],
+            odd=c.get("odd"),  # not in repeats that were finished before it was looked for
+        )
         for c in context
     )
     pictures = {}
